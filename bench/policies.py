@@ -11,14 +11,19 @@ DIR has a CSV file for each model with iterations per second by global batch (ro
 ElasticFlow's throughputs_A100; a throughput is fitted to each. Synthetic jobs are compute-bound, balanced or
 communication-bound. The load is what arrives, in slot-seconds on one slot at the least batch, by what the slots have:
 low is 0.5 of it, high 1.5, bursty 0.8 in bursts of a twentieth of the time.
+
+Workloads are replayed on all processors; stderr says how far that is.
 """
 
 import itertools
 import json
 import statistics
+import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from time import monotonic
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +41,9 @@ MEAN_SECONDS = 3600.0
 HORIZON = 4 * 3600.0
 LOADS = {"low": 0.5, "high": 1.5, "bursty": 0.8}
 BURSTS = 20
+FIXED = ("least", "random", "most")
+"""How batches are fixed."""
+PROGRESS_SECONDS = 5.0
 
 
 @dataclass(eq=False)
@@ -141,6 +149,21 @@ def _share(active: Sequence[Job], num_slots: int) -> None:
             job.assign(target.workers, target.batch_size)
 
 
+class Task(NamedTuple):
+    """One workload whose batches are chosen in one way."""
+
+    slots: int
+    jobs: str
+    load: str
+    seed: int
+    batches: str
+
+    @property
+    def num_jobs(self) -> float:
+        """About how many jobs it has: what it takes rises with their number."""
+        return LOADS[self.load] * self.slots
+
+
 class Outcome(NamedTuple):
     """What became of the jobs of one workload."""
 
@@ -152,11 +175,11 @@ class Outcome(NamedTuple):
     """The share of the jobs that gets no slot at once, where there is no queue."""
 
 
-def outcome(models: Sequence[Model], load: str, num_slots: int, seed: int, *, batches: str) -> Outcome:
+def outcome(models: Sequence[Model], task: Task) -> Outcome:
     """Replay one workload twice: with a queue, and with drops."""
-    queued, dropping = (arrivals(models, load, num_slots, seed, batches=batches) for _ in range(2))
-    replay(queued, num_slots, drops=False)
-    replay(dropping, num_slots, drops=True)
+    queued, dropping = (arrivals(models, task.load, task.slots, task.seed, batches=task.batches) for _ in range(2))
+    replay(queued, task.slots, drops=False)
+    replay(dropping, task.slots, drops=True)
     times = [(job.submitted, job.completed) for job in queued if job.completed is not None]
     return Outcome(
         completed=sum(end <= HORIZON for _, end in times),
@@ -165,15 +188,28 @@ def outcome(models: Sequence[Model], load: str, num_slots: int, seed: int, *, ba
     )
 
 
-def compare(models: Sequence[Model], load: str, num_slots: int, seed: int) -> dict[str, tuple[float, ...]]:
-    """Return for each way to fix batches the ratios of jobs completed and of completion times, and both drops."""
-    elastic = outcome(models, load, num_slots, seed, batches="elastic")
-    compared = {}
-    for batches in ("least", "random", "most"):
-        fixed = outcome(models, load, num_slots, seed, batches=batches)
-        ratios = elastic.completed / max(fixed.completed, 1), fixed.mean_seconds / elastic.mean_seconds
-        compared[batches] = (*ratios, fixed.dropped, elastic.dropped)
-    return compared
+def outcomes(tasks: Sequence[Task], models: dict[str, list[Model]]) -> dict[Task, Outcome]:
+    """Replay all workloads, on all processors; say on stderr how far they are."""
+    total, done, shown, begun = sum(task.num_jobs for task in tasks), 0.0, 0.0, monotonic()
+    found: dict[Task, Outcome] = {}
+    with ProcessPoolExecutor() as pool:
+        largest_first = sorted(tasks, key=lambda task: -task.num_jobs)
+        running = {pool.submit(outcome, models[task.jobs], task): task for task in largest_first}
+        for future in as_completed(running):
+            task = running[future]
+            found[task] = future.result()
+            done += task.num_jobs
+            taken = monotonic() - begun
+            if taken - shown >= PROGRESS_SECONDS:
+                shown, left = taken, taken * (total / done - 1.0)
+                print(f"{len(found)} of {len(tasks)} workloads, about {left:.0f} s left", file=sys.stderr, flush=True)
+    return found
+
+
+def compare(elastic: Outcome, fixed: Outcome) -> tuple[float, ...]:
+    """Return the ratios of jobs completed and of completion times, and both drops."""
+    ratios = elastic.completed / max(fixed.completed, 1), fixed.mean_seconds / elastic.mean_seconds
+    return (*ratios, fixed.dropped, elastic.dropped)
 
 
 def spread(values: Sequence[float]) -> str:
@@ -199,12 +235,15 @@ def main() -> None:
     options = parser.parse_args()
     seeds = options.seeds or options.length.pick(full=10, quick=2, tiny=1)
     slots = options.slots or options.length.pick(full=[40, 400], quick=[40], tiny=[4])
+    models = {name: models for name, models in sets(options.data) if name in (options.jobs or [name])}
+    tasks = list(itertools.starmap(Task, itertools.product(slots, models, LOADS, range(seeds), ("elastic", *FIXED))))
+    outcome_of = outcomes(tasks, models)
     found: dict[tuple[int, str, str, str], list[tuple[float, ...]]] = {}
-    chosen = [(name, models) for name, models in sets(options.data) if name in (options.jobs or [name])]
-    for num, (name, models), load in itertools.product(slots, chosen, LOADS):
-        for seed in range(seeds):
-            for batches, figures in compare(models, load, num, seed).items():
-                found.setdefault((num, name, load, batches), []).append(figures)
+    for task in tasks:
+        if task.batches in FIXED:
+            elastic = outcome_of[task._replace(batches="elastic")]
+            key = (task.slots, task.jobs, task.load, task.batches)
+            found.setdefault(key, []).append(compare(elastic, outcome_of[task]))
     if options.json:
         keys, figures_of = ("slots", "jobs", "load", "batches"), ("completed", "speedup", "dropped", "dropped_elastic")
         print(
