@@ -26,7 +26,7 @@ from resile_scheduler.policies.table import POLICIES
 from resile_scheduler.simulation.pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
-from resile_shared.messages.commands import JobDelete, PoolPolicy, TenantSet
+from resile_shared.messages.commands import JobDelete, JobStop, PoolPolicy, TenantSet
 from resile_shared.messages.hosts import Heartbeat, HostState
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.messages.reports import Ready, Report
@@ -178,6 +178,18 @@ def test_a_number_is_not_given_again(pool: ShelledPool) -> None:
     restored = pool.without_dropped()
     assert restored.last_number == 3
     assert {record.job for record in restored.jobs} == {"job-1", "job-4"}
+
+
+def test_a_removal_that_was_under_way_when_the_core_began_again_ends_once(pool: ShelledPool) -> None:
+    pool.drop_a_report(2)
+    pool.handle(JobChangeRequested("stop", JobStop(job_id="job-1")))
+    pool.run(until=40)
+    pool.handle(JobChangeRequested("delete", JobDelete(job_id="job-1")))
+    pool.handle(pool.without_dropped())
+    pool.run(until=50)
+    pool.send_heartbeats()
+    assert [removal.job for removal in pool.removals] == ["job-1"]
+    assert pool.records.keys() == {"job-2"}
 
 
 def test_hosts_are_those_of_the_newest_records(pool: ShelledPool) -> None:

@@ -86,6 +86,7 @@ class Retention:
 
     def on_removed(self, name: str) -> None:
         """Forget a job of which nothing is stored any more."""
+        self._deleted.discard(name)  # one that was under way when the core began again
         job = self._pool.jobs.pop(name, None)
         for command in job.record.applied_commands if job else ():
             self._pool.applied_commands.pop(command, None)
