@@ -21,6 +21,7 @@ from resile_scheduler.core.host_events import HostEvents
 from resile_scheduler.core.job_commands import JobCommands
 from resile_scheduler.core.restart import IGNORED_SECONDS, MAX_REASON, RestartableScheduler
 from resile_scheduler.core.restore import Restore
+from resile_scheduler.core.retention import OVER_SECONDS
 from resile_scheduler.core.worker_reports import WorkerReports
 from resile_scheduler.policies.table import POLICIES
 from resile_scheduler.simulation.pool import SimulatedPool
@@ -255,6 +256,29 @@ def test_heartbeats_of_a_host_are_ignored_for_a_while_after_one_that_raised(
     assert len(arrived) == 2
     pool.run(until=pool.now - pool.start + 10)
     assert pool.hosts_of("job-3") == {"host-13"}
+
+
+def test_a_host_whose_heartbeats_always_raise_does_not_hold_up_removals_for_good(
+    pool: ShelledPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_heartbeat = HostEvents.on_heartbeat
+
+    def superstitious(self: HostEvents, heartbeat: Heartbeat, *, now: float) -> None:
+        on_heartbeat(self, heartbeat, now=now)
+        if heartbeat.host == "host-13":
+            raise ValueError("host 13")
+
+    monkeypatch.setattr(HostEvents, "on_heartbeat", superstitious)
+    pool.add_host("host-13", 4)
+    pool.handle(JobChangeRequested("stop", JobStop(job_id="job-1")))
+    pool.handle(JobChangeRequested("delete", JobDelete(job_id="job-1")))
+    for seconds in range(0, 1000, 10):
+        pool.later(seconds, pool.send_heartbeats)
+    pool.run(until=OVER_SECONDS)
+    assert pool.alive("job-1") == ()
+    assert pool.removals == [], "a worker of it may be alive on host-13"
+    pool.run(until=1000)
+    assert [removal.job for removal in pool.removals] == ["job-1"]
 
 
 def test_a_fault_that_is_not_the_reports_is_raised(pool: ShelledPool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -379,8 +379,8 @@ MUTANTS = (
         "new scheduler removes jobs before it knows who is alive",
         "a worker of a deleted job goes on, and stores what nobody removes",
         f"{_CORE}.retention",
-        "if not self._deleted or any(host.is_alive and not host.is_heard for host in self._pool.hosts.values()):",
-        "if not self._deleted:",
+        "        if not unheard:\n",
+        "        if True:\n",
     ),
     Mutant(
         "scheduler deletes all jobs beyond the limits at once",

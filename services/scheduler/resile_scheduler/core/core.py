@@ -135,7 +135,7 @@ class Scheduler:
             *outgoing.stops(event, jobs),
             *outgoing.pauses(jobs, now=now),
             *self._prober.take_probes(),
-            *self._retention.removals(is_counted=self._accounting.is_counted),
+            *self._retention.removals(is_counted=self._accounting.is_counted, now=now),
         ]
 
     def _with_warning(self, reply: Command) -> Command:
@@ -162,7 +162,7 @@ class Scheduler:
             case StateRestored():
                 self._outgoing.restore(event)
                 self._restore.restore(event, now=now)
-                self._retention.restore(self._pool.jobs.values())
+                self._retention.restore(self._pool.jobs.values(), ignored_hosts=event.ignored_hosts)
                 self._policy_choice.restore(event.policy, now=now)
                 self._tenant_shares.restore(event.tenants)
                 self._accounting.restore(event.removed_usage)

@@ -51,6 +51,8 @@ class StateRestored:
     removed_usage: tuple[RemovedUsage, ...] = ()
     is_suspended: bool = False
     """Whether the pool is about to stop."""
+    ignored_hosts: frozenset[str] = frozenset()
+    """Those with a heartbeat that could not be handled, lately."""
     fault: JobFault | None = None
     """It ends its job before anything is decided."""
 

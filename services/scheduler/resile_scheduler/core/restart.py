@@ -70,7 +70,8 @@ class RestartableScheduler:
         if isinstance(event, Heartbeat):
             still = {host: until for host, until in self._ignored_until.items() if until > now}
             self._ignored_until = still | {event.host: now + IGNORED_SECONDS}
-        return self._stored.restored(_fault_of(event, fault) if isinstance(event, Report) else None)
+        job_fault = _fault_of(event, fault) if isinstance(event, Report) else None
+        return self._stored.restored(job_fault, ignored_hosts=frozenset(self._ignored_until))
 
     def explain(self) -> Mapping[str, str]:
         """Return why each job that shares slots has what it has, or what it is waiting for."""
@@ -137,7 +138,7 @@ class _Stored:
                 case StoreUsage(usage):
                     self._usage[usage.tenant] = usage
 
-    def restored(self, fault: JobFault | None) -> StateRestored:
+    def restored(self, fault: JobFault | None, *, ignored_hosts: frozenset[str]) -> StateRestored:
         return StateRestored(
             tuple(self._jobs.values()),
             tuple(self._allocations.values()),
@@ -147,5 +148,6 @@ class _Stored:
             tenants=self._tenants,
             removed_usage=tuple(self._usage.values()),
             is_suspended=self._is_suspended,
+            ignored_hosts=ignored_hosts,
             fault=fault,
         )

@@ -3,7 +3,8 @@
 What a job has made stays in storage unless somebody deletes the job. A job that is deleted is marked in its record
 first, so that a new scheduler goes on with its removal. It is removed once no worker of it can be alive, which a new
 scheduler knows when it has heard from all hosts, and forgotten once all that was stored of it is gone. Its number never
-comes again. A host is forgotten when its record is gone and no worker holds a slot of it.
+comes again. A host whose heartbeats cannot be handled holds its removal up only for a while: its agent ends the workers
+of jobs that are over. A host is forgotten when its record is gone and no worker holds a slot of it.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,6 +20,8 @@ DAY_SECONDS = 86400.0
 MAX_LEAVING = 100
 """As long as so many jobs are being removed, no more are deleted because of the limits: a lower limit may concern
 thousands, and a decision takes milliseconds."""
+OVER_SECONDS = 600.0
+"""A job that has been over for so long has no workers on hosts whose heartbeats cannot be handled."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,8 @@ class Retention:
         """Jobs that are deleted and still have to be removed."""
         self._left_hosts: set[str] = set()
         """Hosts whose records are gone."""
+        self._ignored_hosts: frozenset[str] = frozenset()
+        """Hosts with heartbeats that could not be handled."""
 
     def delete(self, job: Job, *, keeps_results: bool = False) -> None:
         """Mark a job that has ended as deleted."""
@@ -46,8 +51,9 @@ class Retention:
         self._deleted.add(job.id)
         self._pool.touch(job)
 
-    def restore(self, jobs: Iterable[Job]) -> None:
+    def restore(self, jobs: Iterable[Job], *, ignored_hosts: frozenset[str]) -> None:
         """Go on with what an earlier scheduler began."""
+        self._ignored_hosts = ignored_hosts
         self._deleted.update(job.id for job in jobs if job.record.is_deleted)
 
     def check(self, *, now: float) -> None:
@@ -64,11 +70,9 @@ class Retention:
             if position < num_beyond or time < oldest:
                 self.delete(job, keeps_results=True)
 
-    def removals(self, *, is_counted: Callable[[str], bool]) -> list[RemoveJob]:
+    def removals(self, *, is_counted: Callable[[str], bool], now: float) -> list[RemoveJob]:
         """Return, once, the deleted jobs of which no worker can be alive, and whose usage is counted."""
-        if not self._deleted or any(host.is_alive and not host.is_heard for host in self._pool.hosts.values()):
-            return []
-        due = [name for name in sorted(self._deleted) if not self._pool.jobs[name].workers and is_counted(name)]
+        due = [name for name in self._workerless(now) if is_counted(name)] if self._deleted else []
         if not due:
             return []
         self._deleted.difference_update(due)
@@ -78,6 +82,15 @@ class Retention:
             RemoveJob(record.job, "" if record.spec.package in used else record.spec.package, record.keeps_results)
             for record in records
         ]
+
+    def _workerless(self, now: float) -> list[str]:
+        jobs = [self._pool.jobs[name] for name in sorted(self._deleted) if not self._pool.jobs[name].workers]
+        unheard = {name for name, host in self._pool.hosts.items() if host.is_alive and not host.is_heard}
+        if not unheard:
+            return [job.id for job in jobs]
+        latest = at(max(0.0, now - OVER_SECONDS))
+        is_known = unheard <= self._ignored_hosts
+        return [job.id for job in jobs if is_known and job.record.ended and job.record.ended <= latest]
 
     def is_going(self, package: str) -> bool:
         """Whether ``package`` is being removed with the last job that used it."""
