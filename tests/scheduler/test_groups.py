@@ -73,6 +73,14 @@ def test_a_job_that_may_be_elsewhere_makes_room() -> None:
     assert shapes(sim, "job-1")[-1] == (4, "it makes room for job-2, which may not use other hosts")
 
 
+def test_jobs_exchange_no_slots_that_they_may_not_use() -> None:
+    """The third one could be on one host if one of the others were on the other."""
+    sim = pool("a", "b")
+    submit(sim, spec(most=2, group="gpu=a"), spec(most=2, group="gpu=b"), spec(most=4))
+    pass_time(sim, 300.0)
+    assert held(sim) == {"job-1": {"a": 2}, "job-2": {"b": 2}, "job-3": {"a": 2, "b": 2}}
+
+
 def test_a_gang_cannot_make_room_so_its_slots_are_no_share_of_others() -> None:
     sim = pool("a", "b")
     submit(sim, spec(least=4, most=4, gang=True))

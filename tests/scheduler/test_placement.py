@@ -186,6 +186,12 @@ def test_a_job_does_not_move_into_slots_that_another_one_takes() -> None:
     assert placed == {"job-1": held, "job-2": (SlotId("a", 3),)}
 
 
+def test_a_job_does_not_move_to_hosts_that_it_may_not_use() -> None:
+    held = tuple(slots(a=2, b=2))
+    want = replace(moving(4, held), hosts=frozenset("ab"))
+    assert place([want], usable=slots(a=2, b=2, c=4), free=slots(c=4))["job-1"] == held
+
+
 @dataclass(frozen=True)
 class Given:
     """Jobs and slots to be placed."""

@@ -98,6 +98,7 @@ def tell(plan: Plan) -> str:
     """Return the story of the world of ``plan``, for people."""
     world, broken = live(plan)
     lines = [f"seed {plan.seed}: hosts with {plan.slots} slots, {plan.num_schedulers} schedulers, {plan.policy}"]
+    lines += [f"  labels of hosts: {'; '.join(plan.labels)}"] if plan.labels else []
     lines += [f"  submits {submission}" for submission in plan.jobs]
     lines += [f"{at:9.3f}  {what}" for at, what in world.story]
     verdict = ["BROKEN:", *(f"  {what}" for what in broken)] if broken else ["no promise broken"]

@@ -24,7 +24,9 @@ MAX_IDLE_GENERATIONS = 50
 class Checks:
     """What was seen so far in one world."""
 
-    def __init__(self) -> None:
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self.labels = labels
+        """Those of each host that has any."""
         self.broken: list[str] = []
         self.records: dict[str, JobRecord] = {}
         self.slots: dict[tuple[str, int], str] = {}
@@ -178,6 +180,9 @@ class Checks:
         if (job, worker) in self._started:
             self.break_promise(f"worker {worker} of {job} was started twice")
         self._started.add((job, worker))
+        group = self.records[job].spec.group
+        if group and not set(group.split(",")) <= set(self.labels.get(host, "").split(",")):
+            self.break_promise(f"worker {worker} of {job}, which asks for {group}, is started on {host}")
         for other, taken in self.alive.items():
             if taken == name:
                 self.break_promise(f"{name} has two workers: {other} and {(job, worker)}")

@@ -4,6 +4,7 @@ A plan is data, so that a failing one can be cut shorter.
 """
 
 import random
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -219,6 +220,8 @@ class Submission:
     priority: int
     packages: SimPackages | None = None
     """None: it requires none."""
+    group: str = ""
+    """The labels that its hosts must have; empty: it may use all hosts."""
 
     @property
     def is_missing(self) -> bool:
@@ -275,6 +278,8 @@ class Plan:
     """When the faults cease: also when fewer of them are left."""
     kinds: tuple[int, ...] = ()
     """The kind of each host: those of different kinds give different bits. Empty: all are of one."""
+    labels: tuple[str, ...] = ()
+    """The labels of each host. Empty: none has any."""
 
     def first(self, num_faults: int) -> "Plan":
         """The same plan with its first faults only."""
@@ -308,6 +313,8 @@ def draw(seed: int) -> Plan:
     num_jobs = rng.choice((4, 6, 8)) if are_short else rng.choice(most)
     jobs = tuple(_submission(rng, room, theme, is_short=are_short) for _ in range(num_jobs))
     jobs = _with_packages(seed, jobs, len(slots))
+    labels = _labels(seed, len(slots))
+    jobs = _with_groups(seed, jobs, slots=slots, kinds=kinds, labels=labels)
     chosen, triggers = theme.faults, theme.triggers
     if not theme.is_narrow:
         num_kinds = rng.randint(1, min(rng.choice((3, 100)), len(chosen)))  # few of them act undisturbed
@@ -327,6 +334,7 @@ def draw(seed: int) -> Plan:
         faults=tuple(faults),
         calm_at=max(ends) + 1.0,
         kinds=kinds,
+        labels=labels,
     )
 
 
@@ -385,6 +393,31 @@ def _with_packages(seed: int, jobs: tuple[Submission, ...], num_hosts: int) -> t
         for _ in range(rng.choice((1, 2, 3)))
     ]
     return tuple(replace(job, packages=rng.choice((None, *kinds, *kinds))) for job in jobs)
+
+
+def _labels(seed: int, num_hosts: int) -> tuple[str, ...]:
+    """Give the hosts of some worlds labels."""
+    rng = random.Random(f"{seed} labels")
+    if num_hosts == 1 or rng.random() < 0.6:
+        return ()
+    return tuple(f"gpu={rng.choice('ab')},zone={rng.choice('xy')}" for _ in range(num_hosts))
+
+
+def _with_groups(
+    seed: int, jobs: tuple[Submission, ...], *, slots: Sequence[int], kinds: Sequence[int], labels: Sequence[str]
+) -> tuple[Submission, ...]:
+    """Let jobs ask for labels of hosts that are enough for them: one, or all of a host."""
+    rng = random.Random(f"{seed} groups")
+    offered = sorted({group for each in labels for group in (each, *each.split(","))})
+
+    def fits(job: Submission, group: str) -> bool:
+        room = Counter[int]()
+        for num, kind, of_host in zip(slots, kinds, labels, strict=True):
+            room[kind] += num if set(group.split(",")) <= set(of_host.split(",")) else 0
+        return max(room.values()) >= job.min_workers
+
+    fitting = [[group for group in offered if fits(job, group)] for job in jobs]
+    return tuple(replace(job, group=rng.choice(("", *some, *some))) for job, some in zip(jobs, fitting, strict=True))
 
 
 def _defect(rng: random.Random, script: SimScript) -> dict[str, object]:

@@ -114,10 +114,16 @@ def scheduler(loop: SimLoop, number: int, **settings: Any) -> Service:
 class Host(Service):
     """One host: its agent, the workers below it, its disk and its clock."""
 
-    def __init__(self, loop: SimLoop, name: str, *, num_slots: int, clock: Clock) -> None:
+    def __init__(self, loop: SimLoop, name: str, *, num_slots: int, labels: str, clock: Clock) -> None:
         self.folder = SimFolder()
         settings = LearnerSettings(
-            credentials=NOWHERE, folder=NOWHERE, storage="sim://storage", host=name, slots=num_slots, address=name
+            credentials=NOWHERE,
+            folder=NOWHERE,
+            storage="sim://storage",
+            host=name,
+            slots=num_slots,
+            labels=labels,
+            address=name,
         )
         super().__init__(loop, "learner", self._run_agent, settings, host=name, clock=clock)
 

@@ -111,6 +111,7 @@ class Users:
             min_workers=submission.min_workers,
             max_workers=submission.max_workers,
             priority=submission.priority,
+            group=submission.group,
             requirements=submission.packages.requirements if submission.packages else (),
         )
         assert self._bus is not None

@@ -50,7 +50,7 @@ class World:
         self.rng = random.Random(f"{plan.seed} delays")
         self.names = random.Random(f"{plan.seed} names")
         self.story: list[tuple[float, str]] = []
-        self.checks = Checks()
+        self.checks = Checks({f"host-{number}": labels for number, labels in enumerate(plan.labels, start=1)})
         self.server = SimServer(self.loop)
         self.server.on_store.append(self._on_store)
         self.network = Network(self.loop, self.server, self.rng)
@@ -76,8 +76,8 @@ class World:
             ]
             for number, num_slots in enumerate(plan.slots, start=1):
                 name = f"host-{number}"
-                clock = Clock(self.rng.uniform(-2, 2))
-                self.hosts[name] = Host(self.loop, name, num_slots=num_slots, clock=clock)
+                clock, labels = Clock(self.rng.uniform(-2, 2)), self.checks.labels.get(name, "")
+                self.hosts[name] = Host(self.loop, name, num_slots=num_slots, labels=labels, clock=clock)
             self.users = Users(self.loop, plan, on_suspended=self._restart_services)
 
     @property
