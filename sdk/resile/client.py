@@ -291,7 +291,7 @@ class AsyncClient:
         return (await self._requests.get(api.EventList, "events", tail=tail, **({"job": job} if job else {}))).events
 
     def follow_events(self, *, job: str | None = None, tail: int) -> AsyncIterator[api.EventView]:
-        """Yield the newest ``tail`` events, then new ones."""
+        """Yield the newest ``tail`` events, then new ones: those of one job until it has ended."""
         return self._requests.follow(api.EventView, "events", tail=tail, **({"job": job} if job else {}))
 
     async def hosts(self) -> tuple[api.HostView, ...]:

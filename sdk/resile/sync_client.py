@@ -218,7 +218,7 @@ class Client:
         return self._run(self._client.events(job=job, tail=tail))
 
     def follow_events(self, *, job: str | None = None, tail: int) -> Iterator[api.EventView]:
-        """Yield the newest ``tail`` events, then new ones."""
+        """Yield the newest ``tail`` events, then new ones: those of one job until it has ended."""
         return self._iterate(self._client.follow_events(job=job, tail=tail))
 
     def hosts(self) -> tuple[api.HostView, ...]:

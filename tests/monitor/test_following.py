@@ -104,12 +104,41 @@ async def test_a_log_ends_when_its_job_is_over_and_nobody_need_come_back(monitor
         reading = asyncio.create_task(read())
         await until(lambda: len(seen) == 2)
         await scene.store_job(job().model_copy(update={"state": JobState.COMPLETED}))
+        await announce(scene, 1)
         await reading
     assert [event.data["text"] for event in seen] == ["one", "two"]
     async with monitor.http.get(path, headers={"Last-Event-ID": seen[-1].id}) as answer:
         assert answer.status == 204
     (rest,) = await take(monitor, path, 1, last=seen[0].id)
     assert rest.data["text"] == "two", "but what was not seen yet is told"
+
+
+async def test_what_is_followed_of_a_job_ends_after_the_event_that_ends_it(monitors: Monitors, scene: Scene) -> None:
+    """The end is stored in the record first, and published by the next scheduler if this one dies between."""
+    await scene.store_job(job(state=JobState.STOPPED))
+    await say(scene, "one")
+    monitor = await monitors.start()
+    path = "/v1/events?job=job-1&follow=1"
+    async with (
+        asyncio.timeout(30),
+        monitor.http.get(path, headers={"Last-Event-ID": "events:0,reports:0,progress:0"}) as events,
+        monitor.http.get("/v1/jobs/job-1/logs?follow=1", headers={"Last-Event-ID": "logs:1"}) as lines,
+    ):
+        assert (events.status, lines.status) == (200, 200), "there is more to come"
+        await announce(scene, 1)
+        assert b'"number":1' in await events.content.read()
+        await lines.content.read()
+    last = {"Last-Event-ID": "events:1,reports:0,progress:0"}
+    async with asyncio.timeout(30), monitor.http.get(path, headers=last) as answer:
+        assert answer.status == 204
+
+
+async def test_what_is_followed_of_a_job_ends_although_its_events_are_gone(monitors: Monitors, scene: Scene) -> None:
+    await scene.store_job(job(state=JobState.STOPPED, ended=at(2.0)))
+    await announce(scene, 1, name="job-2")
+    monitor = await monitors.start()
+    async with asyncio.timeout(30), monitor.http.get("/v1/events?job=job-1&follow=1") as answer:
+        await answer.content.read()
 
 
 async def test_a_log_ends_when_its_job_is_deleted(monitors: Monitors, scene: Scene) -> None:

@@ -298,8 +298,11 @@ class ApiServer:
         return await _two_at_a_time(request, [(line.sequence, line) for line in self.lines], start)
 
     async def _events(self, request: web.Request) -> web.StreamResponse:
-        """Two at a time; then the connection breaks."""
-        return await _two_at_a_time(request, [(event.sequence, event) for event in self.events], _position(request))
+        """Two at a time; then the connection breaks. Nothing follows the end of a job."""
+        start, job = _position(request), self.jobs.get(request.query.get("job", ""))
+        if job and job.state.is_final and start >= len(self.events):
+            return web.Response(status=204)
+        return await _two_at_a_time(request, [(event.sequence, event) for event in self.events], start)
 
 
 def _position(request: web.Request) -> int:

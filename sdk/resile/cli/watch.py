@@ -40,14 +40,12 @@ def events(
     resile events -f                  all events, as they happen
     resile events digits-7f3a2c       the events of one job
     """
-    from .polling import until_quiet
     from .tables import event_line
 
     async def work(client: "AsyncClient") -> None:
         found = await client.find(job) if job else None
         if follow:
-            items = client.follow_events(job=found, tail=tail)
-            await _print_each(until_quiet(client, found, items) if found else items, event_line, as_json=as_json)
+            await _print_each(client.follow_events(job=found, tail=tail), event_line, as_json=as_json)
             return
         seen = await client.events(job=found, tail=tail)
         show({"events": seen}, map(event_line, seen), as_json=as_json)

@@ -52,7 +52,7 @@ class Events:
         if query.job:
             readings = self._readings_of((await self._pool.record(query.job)).job, logs=query.logs)
         if query.follow:
-            return await follow(request, readings, num=query.tail, pool=self._pool)
+            return await follow(request, readings, num=query.tail, pool=self._pool, job=query.job)
         entries, _ = await newest(readings, query.tail)
         return answer(EventList(events=tuple(entry.view for entry in entries)))
 

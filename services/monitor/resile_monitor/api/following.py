@@ -9,8 +9,8 @@ import asyncio
 import logging
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Sequence
-from contextlib import aclosing, suppress
+from collections.abc import AsyncGenerator, Coroutine, Mapping, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from aiohttp import web
@@ -43,22 +43,17 @@ async def newest(readings: Sequence[Reading[Any, V]], num: int) -> tuple[list[En
 
 
 async def follow(
-    request: web.Request,
-    readings: Sequence[Reading[Any, V]],
-    *,
-    num: int,
-    pool: Pool,
-    is_over: Callable[[], bool] = lambda: False,
+    request: web.Request, readings: Sequence[Reading[Any, V]], *, num: int, pool: Pool, job: str | None = None
 ) -> web.StreamResponse:
     """Send what comes after ``Last-Event-ID``, without one the newest ``num`` entries and what comes after them.
 
-    Ends when the client goes, the monitor stops, or nothing more can come as ``is_over``; who comes back then for
-    nothing is told by 204 that it need not again. Raises ProblemError.
+    Ends when the client goes, the monitor stops, or all of ``job`` was sent and nothing more comes; who comes back then
+    for nothing is told by 204 that it need not again. Raises ProblemError.
     """
     places = _places(request, readings)
-    if places and is_over():
+    if places and job:
         async with bus_timeout(NO_ANSWER):
-            if not any([await reading.has_after(places[reading.name]) for reading in readings]):
+            if await pool.is_over(job) and not await _has_more(readings, places):
                 return web.Response(status=204)
     present: list[Entry[V]] = []
     if places is None:
@@ -68,9 +63,10 @@ async def follow(
     headers = {"Content-Type": "text/event-stream", "Cache-Control": "no-store", "X-Accel-Buffering": "no"}
     response = web.StreamResponse(headers=headers)
     await response.prepare(request)
+    ends = [pool.closing.wait(), *([_wait_for_end(pool, job, readings, reached)] if job else [])]
     pool.metrics.streams.add(1)
     try:
-        await _send(response, _Frames(reached, pool.metrics), present, sources, pool.closing, is_over)
+        await _send(response, _Frames(reached, pool.metrics), present, sources, ends)
     finally:
         pool.metrics.streams.add(-1)
     return response
@@ -106,17 +102,15 @@ async def _send(
     frames: _Frames,
     present: list[Entry[V]],
     sources: Sequence[AsyncGenerator[Entry[V], None]],
-    closing: asyncio.Event,
-    is_over: Callable[[], bool],
+    ends: Sequence[Coroutine[Any, Any, object]],
 ) -> None:
     queue: asyncio.Queue[Entry[V] | None] = asyncio.Queue(QUEUE_LENGTH)
-    tasks = [asyncio.create_task(_pump(source, queue)) for source in sources]
-    tasks.append(asyncio.create_task(_end(closing, is_over, queue)))
+    tasks = [asyncio.create_task(_then_end(work, queue)) for work in (*ends, *(_pump(each, queue) for each in sources))]
     try:
         await _write(response, frames.start())
         for start in range(0, len(present), QUEUE_LENGTH):
             await _write(response, frames.of_all(present[start : start + QUEUE_LENGTH]))
-        while not closing.is_set():
+        while True:
             try:
                 async with asyncio.timeout(KEEP_ALIVE_SECONDS):
                     batch = await _next_batch(queue)
@@ -149,11 +143,16 @@ async def _write(response: web.StreamResponse, frame: bytes) -> None:
 
 
 async def _pump(source: AsyncGenerator[Entry[V], None], queue: asyncio.Queue[Entry[V] | None]) -> None:
-    """Hand on what comes. The end of one source is the end of all: the client comes back."""
+    """Hand on what comes."""
+    async with aclosing(source):
+        async for entry in source:
+            await queue.put(entry)
+
+
+async def _then_end(work: Coroutine[Any, Any, object], queue: asyncio.Queue[Entry[V] | None]) -> None:
+    """End the stream once ``work`` has ended, or failed: the client comes back."""
     try:
-        async with aclosing(source):
-            async for entry in source:
-                await queue.put(entry)
+        await work
     except ResileError as error:
         logger.warning("event stream failed: %s", error)
     except Exception:
@@ -161,21 +160,19 @@ async def _pump(source: AsyncGenerator[Entry[V], None], queue: asyncio.Queue[Ent
     await queue.put(None)
 
 
-async def _end(closing: asyncio.Event, is_over: Callable[[], bool], queue: asyncio.Queue[Entry[V] | None]) -> None:
-    """End the stream when the monitor does, or when what is over had time to have its last entries arrive."""
-    while not is_over():
-        if await _is_set(closing, seconds=LOOK_SECONDS):
-            break
-    await _is_set(closing, seconds=LAST_SECONDS)
-    await queue.put(None)
+async def _wait_for_end(
+    pool: Pool, job: str, readings: Sequence[Reading[Any, Any]], reached: Mapping[str, str]
+) -> None:
+    """Return when ``job`` is over, its last entries had time to arrive, and all that is stored was sent."""
+    while not await pool.is_over(job):  # noqa: ASYNC110 - the scheduler sets no event
+        await asyncio.sleep(LOOK_SECONDS)
+    await asyncio.sleep(LAST_SECONDS)
+    while await _has_more(readings, reached):  # noqa: ASYNC110 - nor does the bus
+        await asyncio.sleep(LOOK_SECONDS)
 
 
-async def _is_set(event: asyncio.Event, *, seconds: float) -> bool:
-    """Wait so long for an event; tell whether it has come."""
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await event.wait()
-    return event.is_set()
+async def _has_more(readings: Sequence[Reading[Any, Any]], places: Mapping[str, str]) -> bool:
+    return any([await reading.has_after(places[reading.name]) for reading in readings])
 
 
 def _places(request: web.Request, readings: Sequence[Reading[Any, V]]) -> dict[str, str] | None:

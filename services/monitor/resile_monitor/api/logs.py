@@ -39,14 +39,9 @@ class Logs:
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         query = read_query(request, LogQuery)
         job = (await self._pool.record(request.match_info["job"])).job
-
-        def is_over() -> bool:
-            record = self._pool.projection.record(job)
-            return record is None or record.state.is_final
-
         readings = [Reading("logs", self._pool.bus.read_stream(LOGS, LogLines, subject=log(job)), log_entries)]
         if query.follow:
-            return await follow(request, readings, num=query.tail, pool=self._pool, is_over=is_over)
+            return await follow(request, readings, num=query.tail, pool=self._pool, job=job)
         entries, _ = await newest(readings, query.tail)
         return answer(LogList(lines=tuple(entry.view for entry in entries)))
 

@@ -10,8 +10,10 @@ from pydantic import BaseModel
 
 from resile_shared.bus import subjects
 from resile_shared.bus.buckets import Entry
+from resile_shared.bus.catalogue import model_of
 from resile_shared.bus.client import Bus
 from resile_shared.bus.credentials import Credentials
+from resile_shared.bus.envelope import Malformed
 from resile_shared.bus.subjects import (
     EVENTS,
     HOSTS,
@@ -121,6 +123,21 @@ class Pool:
         published = (TracedItem(event.message.item, event.trace) for event in page)
         items = {traced.item.number: traced for traced in (*map(TracedItem, record.unpublished), *published)}
         return tuple(items[number] for number in sorted(items) if number < before)[-MAX_HISTORY:]
+
+    async def is_over(self, job: str) -> bool:
+        """Whether the event that ends a job is published, or the job is deleted. Waits while NATS is disconnected."""
+        record = self.projection.record(job)
+        if record is None or not record.state.is_final:
+            return record is None
+        try:
+            newest = await self.bus.read_stream(EVENTS, JobEvent, subject=subjects.job_events(job)).newest()
+        except Malformed:
+            return True
+        if newest is not None:
+            return newest.message.item.number >= record.num_items
+        oldest = await self.bus.read_stream(EVENTS, model_of).first_after(0)
+        ended = record.ended or record.submitted
+        return oldest is not None and oldest.stored is not None and oldest.stored > ended  # newer ones have replaced it
 
     async def job_curves(self, job: str) -> CurvesView:
         """Return the curves of a job that there is."""

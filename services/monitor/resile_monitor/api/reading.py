@@ -85,7 +85,6 @@ class Reading(Generic[M, V]):
         """Yield each entry after ``place``, for ever."""
         sequence, _, num_sent = place.partition(".")
         after = max(0, int(sequence) - 1) if num_sent else int(sequence)
-        after = min(after, await self._replay.last())  # of another stream, if the bus has lost its stores
         async with aclosing(self._replay.follow(after=after)) as messages:
             async for message in messages:
                 for entry in self._entries(message):

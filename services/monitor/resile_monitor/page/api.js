@@ -40,12 +40,13 @@ async function request(method, path, body, headers = {}) {
 
 /**
  * Follow server-sent events until the returned function is called. `onOpen` is called at each connection: what was
- * received before it comes again, up to the `tail` of the path.
+ * received before it comes again, up to the `tail` of the path. If `isOver()` when the connection ends, the browser asks
+ * by itself whether there is more, from the last event on.
  *
  * A browser opens six connections to one address, for all of its tabs and windows together. So each view follows one
  * stream at most, and none while it is hidden.
  */
-export function follow(path, { onOpen, onEvent }) {
+export function follow(path, { onOpen, onEvent, isOver = () => false }) {
   let source = null;
   let timer;
   const close = () => {
@@ -60,6 +61,7 @@ export function follow(path, { onOpen, onEvent }) {
     source.onopen = () => onOpen();
     source.onmessage = (message) => onEvent(JSON.parse(message.data));
     source.onerror = () => {
+      if (isOver()) return;
       close();
       timer = setTimeout(open, 1000);
     };

@@ -107,6 +107,7 @@ export class JobView {
     this.#unfollow = follow(path, {
       onOpen: () => this.#reload(),
       onEvent: (event) => this.#add(event),
+      isOver: () => Boolean(this.#job) && isFinal(this.#job),
     });
   }
 
