@@ -46,7 +46,7 @@ class SimObjects:
         self._rng = rng
         self._before: dict[str, bytes] = {}
 
-    def open(self, url: str, *, creates: bool) -> "SimStore":
+    def open(self, url: str, *, creates: bool, request_seconds: float) -> "SimStore":
         return SimStore(self, url.partition("://")[2].rstrip("/") + "/")
 
     def damage(self, key: str) -> None:
