@@ -131,6 +131,23 @@ async def test_curves_are_removed_with_their_job(pool: Pool) -> None:
     assert await bus.bucket(CURVES).get("job-1") is None
 
 
+async def test_reports_are_read_that_follow_a_lost_end_of_the_stream(pool: Pool, scene: Scene) -> None:
+    """It does not wait for the disk: a monitor has seen reports that the bus forgets when its machine fails."""
+    bus = await pool.bus("monitor")
+    keeper = Keeper(bus)
+    await keeper.hear(1, 2, 9)
+    await keeper.store.store()
+    await train(scene, 1, 2, 3)
+    other = Keeper(bus)
+    assert await other.store.load({"job-1": 3}) == 0
+    told = report(progress(10))
+    await other.store.on_report(Received[Report](told, "", SUBJECT, "", "", sequence=4))
+    await other.store.store()
+    stored = await bus.bucket(CURVES).get("job-1")
+    assert stored is not None
+    assert (stored.value.sequence, stored.value.training.iterations) == (4, (1, 2, 9, 10))
+
+
 async def test_a_job_that_never_gets_a_record_is_forgotten(pool: Pool) -> None:
     await pool.bus("registry")
     keeper = Keeper(await pool.bus("monitor"))

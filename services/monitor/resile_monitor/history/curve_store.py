@@ -6,7 +6,7 @@ requested. A monitor that starts continues with the reports after those in the s
 
 from resile_shared.bus.client import Bus
 from resile_shared.bus.envelope import Received
-from resile_shared.bus.subjects import CURVES
+from resile_shared.bus.subjects import CURVES, PROGRESS
 from resile_shared.messages.curves import Curves
 from resile_shared.messages.reports import Progress, Report
 
@@ -19,6 +19,7 @@ class CurveStore:
     """The curves of all jobs: those of reports that were handled, and those that are stored."""
 
     def __init__(self, bus: Bus, projection: Projection) -> None:
+        self._bus = bus
         self._projection = projection
         self._jobs: JobStore[JobCurves, Curves] = JobStore(
             bus.bucket(CURVES),
@@ -27,14 +28,18 @@ class CurveStore:
             dump=lambda curves, sequence: curves.message(sequence=sequence),
         )
         self._position = 0
-        """The newest report that was handled."""
+        """The report that was handled last."""
 
     async def load(self, newest: dict[str, int]) -> int:
-        """Return where reading goes on, so that no report is missed of jobs with newest reports of such sequences."""
+        """Return where reading goes on, so that no report is missed of jobs with newest reports of such sequences.
+
+        Curves of a later report than there is, since the bus has lost the end of the stream, tell nothing of that.
+        """
+        last = await self._bus.read_stream(PROGRESS, Report).last()
         behind = [max(newest.values(), default=0)]
         for job, sequence in newest.items():
             entry = await self._jobs.read(job)
-            stored = entry.value.sequence if entry else 0
+            stored = entry.value.sequence if entry and entry.value.sequence <= last else 0
             if stored < sequence:
                 behind.append(stored)
         self._position = min(behind)
@@ -45,7 +50,7 @@ class CurveStore:
         report, sequence = received.message, received.sequence
         assert sequence is not None
         assert isinstance(report.content, Progress)
-        self._position = max(self._position, sequence)
+        self._position = sequence
         kept = await self._jobs.get(report.job)
         record = self._projection.record(report.job)
         active = record.allocation if record else None
