@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from resile.pool.supervisor import MAX_LOG_BYTES
+from resile_shared.log_files import MAX_LOG_BYTES
 
 from .pools import pool_up
 
