@@ -1,12 +1,13 @@
 """`resile host`: what keeps a machine from joining is said before anything is started."""
 
 import io
+import os
 from pathlib import Path
 
 import pytest
 
 from resile.cli import main
-from resile.pool.joined import bus_url, check_storage
+from resile.pool.joined import bus_url, check_storage, lock_folder
 from resile_shared.errors import UsageError
 from resile_shared.storage.objects import PROBE
 from resile_shared.version import VERSION
@@ -64,6 +65,17 @@ def test_a_machine_of_another_version_than_the_pool_does_not_join(
         "start again\n"
     )
     assert not list((tmp_path / "home").glob("joined/*"))
+
+
+def test_a_folder_is_for_one_host_at_a_time(tmp_path: Path) -> None:
+    lock = lock_folder(tmp_path / "far")
+    with pytest.raises(UsageError, match=rf"--folder: another `resile host` uses {tmp_path}/far: stop it, or choose"):
+        lock_folder(tmp_path / "far")
+    os.close(lock)
+    os.close(lock_folder(tmp_path / "far"))
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match=r"--folder: .*/file cannot be created: File exists: choose another folder"):
+        lock_folder(tmp_path / "file")
 
 
 def test_only_the_storage_of_the_pool_will_do(tmp_path: Path) -> None:

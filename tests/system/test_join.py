@@ -104,6 +104,9 @@ async def test_a_machine_joins_trains_leaves_and_comes_back(
                 assert "a host named far is already up" in joiner.refusal(
                     "--host", "far", "--folder", tmp_path / "other"
                 )
+                health = (tmp_path / "far" / "health").read_text()
+                assert "another `resile host` uses" in joiner.refusal("--host", "near", *folder)
+                assert (tmp_path / "far" / "health").read_text() == health
                 left = end(process, signal.SIGTERM)
             assert (left.status, left.err.splitlines()[-1]) == (0, "far has left the pool")
             await host_becomes(client, "far", lambda host: host.state is HostState.LEFT)

@@ -1,6 +1,8 @@
 """A host that joins a pool from another machine: gets its credentials from the pool, and supervises its agent."""
 
 import asyncio
+import fcntl
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -64,6 +66,7 @@ class JoinedHost:
         self.folder = options.folder or options.default_folder(open_home(home))
         self._log = log
         self._agent: ServiceProcess | None = None
+        self._lock: int | None = None
 
     async def run(self, on_ready: Callable[[], None]) -> None:
         """Run until cancelled, then drain.
@@ -112,7 +115,8 @@ class JoinedHost:
         await _check_bus(credentials.url)
         storage = self.options.storage or admission.storage
         await asyncio.to_thread(check_storage, storage, probe=admission.probe.encode())
-        self._make_folder()
+        if self._lock is None:
+            self._lock = lock_folder(self.folder)
         write_credentials(self._credentials, credentials)
         self._agent = ServiceProcess(self._spec(storage))
         await self._agent.start()
@@ -140,14 +144,6 @@ class JoinedHost:
     @property
     def _credentials(self) -> Path:
         return self.folder / "credentials.json"
-
-    def _make_folder(self) -> None:
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        except OSError as error:
-            raise UsageError(
-                f"--folder: {self.folder} cannot be created: {error.strerror}: choose another folder"
-            ) from error
 
     async def _ask(self) -> Admission:
         server = self.options.server
@@ -186,6 +182,21 @@ class JoinedHost:
             log=folder / "agent.log",
             health=folder / "health",
         )
+
+
+def lock_folder(folder: Path) -> int:
+    """Make a host's folder if needed, and lock it until the descriptor is closed. Raises UsageError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        lock = os.open(folder / "host.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise UsageError(f"--folder: {folder} cannot be created: {error.strerror}: choose another folder") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        raise UsageError(f"--folder: another `resile host` uses {folder}: stop it, or choose another folder") from None
+    return lock
 
 
 def bus_url(url: str, *, pool_host: str) -> str:
