@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from resile.pool import disk
 from resile.pool.home import PoolHome
 from resile.pool.process import ServiceFailed, ServiceProcess, describe_exit, last_line
 from resile.pool.services import PoolOptions, ServiceSpec
@@ -38,6 +39,19 @@ async def test_a_service_that_cannot_start_says_why(tmp_path: Path, pool: Pool) 
         ServiceFailed, match=r"registry exited status=2 before it was ready: .*detection-seconds.*its log"
     ):
         await process.start()
+
+
+async def test_a_service_that_cannot_write_why_it_ended_has_a_full_disk(
+    tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = replace(spec(tmp_path, pool), prefix=("false",))
+    with pytest.raises(ServiceFailed, match=r"registry exited status=1 before it was ready \(its log"):
+        await ServiceProcess(silent).start()
+    monkeypatch.setattr(disk, "LEAST_FREE_BYTES", 1 << 60)
+    with pytest.raises(
+        ServiceFailed, match=r"registry exited status=1 before it was ready: its disk is full \(its log"
+    ):
+        await ServiceProcess(silent).start()
 
 
 async def test_after_an_upgrade_under_a_pool_no_service_of_the_new_version_is_started(

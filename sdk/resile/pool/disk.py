@@ -18,16 +18,17 @@ async def watch_disk(bus: NatsServer, log: Callable[[str], None]) -> None:
     was_full = False
     while True:
         await asyncio.sleep(CHECK_SECONDS)
-        is_full = await asyncio.to_thread(_is_full, bus.folder)
-        if is_full and not was_full:
+        full = await asyncio.to_thread(is_full, bus.folder)
+        if full and not was_full:
             log(f"the disk of {bus.folder} is full: running jobs train on, but changes fail until there is space")
-        if not is_full and _REFUSED in await asyncio.to_thread(bus.read_log):
+        if not full and _REFUSED in await asyncio.to_thread(bus.read_log):
             log("there is space on the disk again: nats-server stops, since it refuses writes until it is restarted")
             await bus.stop()
-        was_full = is_full
+        was_full = full
 
 
-def _is_full(folder: Path) -> bool:
+def is_full(folder: Path) -> bool:
+    """Whether too little space is left where ``folder`` is."""
     try:
         return shutil.disk_usage(folder).free < LEAST_FREE_BYTES
     except OSError:  # it cannot be asked now

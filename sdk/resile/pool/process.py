@@ -14,6 +14,7 @@ from resile_shared.errors import ResileError
 from resile_shared.parent_death import dying_with_parent
 from resile_shared.version import check_installed
 
+from .disk import is_full
 from .services import ServiceSpec
 
 STOP_SECONDS = 20.0
@@ -25,7 +26,7 @@ class ServiceFailed(ResileError):
     """A service exited before it was ready."""
 
     def __init__(self, spec: ServiceSpec, status: int) -> None:
-        last = last_line(spec.log)
+        last = last_line(spec.log) or ("its disk is full" if is_full(spec.log.parent) else "")
         cause = f": {last}" if last else ""
         super().__init__(f"{spec.name} {describe_exit(status)} before it was ready{cause} (its log: {spec.log})")
 
