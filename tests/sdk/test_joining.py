@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from resile.cli import main
-from resile.pool.joined import bus_url, check_storage, lock_folder
+from resile.http_requests import Server
+from resile.pool.joined import JoinOptions, bus_url, check_storage, lock_folder
+from resile.pool.services import outward_address
 from resile_shared.errors import UsageError
 from resile_shared.storage.objects import PROBE
 from resile_shared.version import VERSION
@@ -40,6 +42,7 @@ def test_a_token_is_read_from_a_file_or_from_stdin(
         (["--join", "http://pool:8080", *TOKEN, "--label", "gpu"], "--label 'gpu': must have the form NAME=VALUE"),
         (["--join", "http://pool:8080", *TOKEN, "--label", "a=b,c=d"], "without commas"),
         (["--join", "http://pool:8080", *TOKEN, "--address", "here"], "--address 'here' is not an IP address"),
+        (["--join", "http://pool:8080", *TOKEN, "--address", "fd00::1"], "--address fd00::1: workers listen on IPv4"),
     ],
 )
 def test_what_makes_no_sense_is_refused(options: list[str], reason: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,6 +99,12 @@ def test_a_bus_on_the_loopback_of_its_machine_is_looked_for_on_that_machine() ->
     assert bus_url("nats://127.0.0.1:4222", pool_host="10.0.0.1") == "nats://10.0.0.1:4222"
     assert bus_url("nats://[::1]:4222", pool_host="fd00::1") == "nats://[fd00::1]:4222"
     assert bus_url("nats://10.0.0.2:4222", pool_host="10.0.0.1") == "nats://10.0.0.2:4222"
+
+
+def test_workers_of_a_host_that_reaches_its_pool_by_ipv6_are_reached_by_ipv4() -> None:
+    assert JoinOptions(Server("http://[fd00::1]:8080", "token"), "far").workers_at == outward_address()
+    assert JoinOptions(Server("http://127.0.0.1:8080", "token"), "far").workers_at == "127.0.0.1"
+    assert JoinOptions(Server("http://[fd00::1]:8080", "token"), "far", address="10.0.0.2").workers_at == "10.0.0.2"
 
 
 def test_the_command_explains_itself(capsys: pytest.CaptureFixture[str]) -> None:

@@ -136,9 +136,11 @@ def _label(text: str) -> tuple[str, str]:
 def _address(text: str | None) -> str | None:
     if text is not None:
         try:
-            ip_address(text)
+            address = ip_address(text)
         except ValueError:
             raise UsageError(f"--address {text!r} is not an IP address: use one of this machine") from None
+        if address.version != 4:
+            raise UsageError(f"--address {text}: workers listen on IPv4 only: use an IPv4 address of this machine")
     return text
 
 

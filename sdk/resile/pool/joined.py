@@ -52,6 +52,11 @@ class JoinOptions:
         """The machine of the pool."""
         return urlsplit(self.server.url).hostname or ""
 
+    @property
+    def workers_at(self) -> str:
+        """The address of the workers here for those on other hosts: workers listen on IPv4 only."""
+        return self.address or (outward_address() if ":" in self.pool_host else outward_address(self.pool_host))
+
     def default_folder(self, home: Path) -> Path:
         """Return a folder for this host in this pool, not shared with hosts of other pools."""
         pool = re.sub(r"[^A-Za-z0-9.-]", "-", urlsplit(self.server.url).netloc)
@@ -166,7 +171,6 @@ class JoinedHost:
     def _spec(self, storage: str) -> ServiceSpec:
         options, folder = self.options, self.folder
         slots = ("--slots", str(options.slots)) if options.slots else ()
-        address = options.address or outward_address(options.pool_host)
         labels = ",".join(f"{name}={value}" for name, value in options.labels.items())
         return ServiceSpec(
             name=options.name,
@@ -174,7 +178,16 @@ class JoinedHost:
             arguments=(
                 *("--credentials", str(self._credentials)),
                 *("--health-port", "0", "--health-file", str(folder / "health")),
-                *("--host", options.name, "--folder", str(folder), "--address", address, "--storage", storage),
+                *(
+                    "--host",
+                    options.name,
+                    "--folder",
+                    str(folder),
+                    "--address",
+                    options.workers_at,
+                    "--storage",
+                    storage,
+                ),
                 *("--labels", labels),
                 *slots,
                 *("--data-cache-bytes", str(options.data_cache_bytes)),
