@@ -307,4 +307,5 @@ class Faults:
         return True
 
     def _later(self, seconds: float, call: Callable[..., object], *args: object) -> None:
-        self._world.loop.call_later(seconds, call, *args)
+        """Call what ends a fault, unless all have ceased by then."""
+        self._world.loop.call_later(seconds, lambda: None if self._is_calm else call(*args))
