@@ -56,6 +56,18 @@ def test_an_interrupt_ends_the_work() -> None:
     assert said == ["working", "stopping", "stopped"]
 
 
+def test_an_interrupt_of_any_command_is_said(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Terminal:
+        def read(self) -> str:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("sys.stdin", Terminal())
+    assert cli.main(["host", "--join", "http://127.0.0.1:1", "--token-file", "-"]) == cli.INTERRUPTED
+    assert capsys.readouterr().err == "resile: interrupted\n"
+
+
 def test_an_interrupted_import_is_no_error(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """What an import does may turn the interrupt into another error."""
 

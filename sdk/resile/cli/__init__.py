@@ -68,7 +68,7 @@ def _main(arguments: list[str]) -> int:
         command_line = getattr(getattr(error, "ctx", None), "command_path", "resile")
         _report(_explain(error.format_message().rstrip("."), command_line), arguments)
         return error.exit_code
-    except typer.Abort:  # what typer makes of a KeyboardInterrupt
+    except typer.Abort:  # a KeyboardInterrupt
         return _interrupted()
     except BrokenPipeError:  # `resile events -f | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -27,8 +27,19 @@ from . import (
 )
 from .options import DEFAULT_HOME, Compat, Data, Mounts, Requirements, With, environment, required
 
+
+class _Commands(typer.core.TyperGroup):
+    def invoke(self, ctx: Any) -> Any:
+        """Run a command. Of a KeyboardInterrupt, typer would make an exit that says nothing."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as error:
+            raise typer.Abort from error
+
+
 app = typer.Typer(
     name="resile",
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=True,
     rich_markup_mode=None,
