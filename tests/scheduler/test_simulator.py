@@ -176,6 +176,33 @@ def test_a_job_runs_on_one_class_of_device() -> None:
     assert Checker(sim).allocated() == {"job-1": 6, "job-2": 4}
 
 
+def test_a_job_goes_to_a_class_that_has_slots_for_its_minimum() -> None:
+    """Not to one with too few, although paused jobs have trained on the other."""
+    sim = SimulatedPool()
+    sim.add_host("host-1", 2, device_class="cpu-a")
+    for number in (1, 2, 3):
+        sim.submit([Submission(sim.now - sim.start, f"job-{number}", spec(most=1), Sharded(10_000))])
+        sim.run(until=10.0 * number)
+        sim.handle(JobChangeRequested(f"pause {number}", JobPause(job_id=f"job-{number}")))
+    sim.run(until=40.0)
+    assert {record.state for record in sim.records.values()} == {JobState.PAUSED}
+    sim.add_host("host-2", 1, device_class="cpu-b")
+    sim.submit([Submission(40.0, "job-4", spec(least=2), Sharded(300))])
+    sim.run(until=45.0)
+    assert sim.hosts_of("job-4") == {"host-1"}
+
+
+def test_a_job_goes_to_a_class_on_which_others_leave_slots_for_its_minimum() -> None:
+    """Not to one with more slots for each job, which the minimum of another job needs."""
+    sim = SimulatedPool()
+    sim.add_host("host-1", 4, device_class="cpu-a")
+    sim.add_host("host-2", 3, device_class="cpu-b")
+    specs = (spec(least=4), spec(most=1), spec(most=1), spec())
+    sim.submit([Submission(5.0 * n, f"job-{n}", each, Sharded(10_000)) for n, each in enumerate(specs, 1)])
+    sim.run(until=30.0)
+    assert [sim.hosts_of(f"job-{n}") for n in (1, 2, 3, 4)] == [{"host-1"}, {"host-2"}, {"host-2"}, {"host-2"}]
+
+
 def test_a_job_that_no_host_fits_says_which_labels_it_waits_for() -> None:
     sim = SimulatedPool()
     sim.add_host("host-1", 4, labels={"gpu": "a100"})

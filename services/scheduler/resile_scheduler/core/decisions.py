@@ -206,23 +206,34 @@ class Decisions:
         A job stays on the class on which it has workers, or has trained.
         """
         by_class: dict[str, list[JobView]] = {}
+        minimums: Counter[str] = Counter()
         for view in sorted(self._views.values(), key=lambda view: not view.own_class):
-            device_class = view.own_class or self._best_class(view, by_class)
+            device_class = view.own_class or self._best_class(view, by_class, minimums)
             if device_class != view.device_class:
                 view.device_class = device_class
                 view.limit_to(self._groups)
-            by_class.setdefault(view.device_class, []).append(view)
-        return {name: Sharing([view for view in views if view.is_sharing]) for name, views in by_class.items()}
+            of_class = by_class.setdefault(view.device_class, [])
+            if view.is_sharing:
+                of_class.append(view)
+                minimums[view.device_class] += view.demand.least
+        return {name: Sharing(views) for name, views in by_class.items()}
 
-    def _best_class(self, view: JobView, by_class: Mapping[str, list[JobView]]) -> str:
-        """Return the class that has most slots that fit for each job; empty: there are no hosts."""
-        labels = view.job.record.spec.group
+    def _best_class(
+        self, view: JobView, by_class: Mapping[str, Sequence[JobView]], minimums: Mapping[str, int]
+    ) -> str:
+        """Return the class that has most slots that fit for each job that shares them; empty: there are no hosts.
 
-        def slots_per_job(device_class: str) -> float:
-            fitting = self._groups.fitting(device_class, labels).num_slots
-            return fitting / (1 + len(by_class.get(device_class, ())))
+        Classes on which the job's minimum fits come first, those before others on which it does beside the minimums of
+        the other jobs.
+        """
+        least = view.demand.least
 
-        return max(self._groups.classes(), key=slots_per_job, default="")
+        def suitability(device_class: str) -> tuple[bool, bool, float]:
+            fitting = self._groups.fitting(device_class, view.labels).num_slots
+            left = self._groups.of_class(device_class).num_slots - minimums.get(device_class, 0)
+            return fitting >= least, left >= least, fitting / (1 + len(by_class.get(device_class, ())))
+
+        return max(self._groups.classes(), key=suitability, default="")
 
     def _share(
         self,
