@@ -218,9 +218,7 @@ class Decisions:
                 minimums[view.device_class] += view.demand.least
         return {name: Sharing(views) for name, views in by_class.items()}
 
-    def _best_class(
-        self, view: JobView, by_class: Mapping[str, Sequence[JobView]], minimums: Mapping[str, int]
-    ) -> str:
+    def _best_class(self, view: JobView, by_class: Mapping[str, Sequence[JobView]], minimums: Mapping[str, int]) -> str:
         """Return the class that has most slots that fit for each job that shares them; empty: there are no hosts.
 
         Classes on which the job's minimum fits come first, those before others on which it does beside the minimums of
