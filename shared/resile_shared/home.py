@@ -43,7 +43,7 @@ def _check_format(home: Path) -> None:
     if not file.exists():
         home.chmod(0o700)
         write_private(file, f"{HOME_FORMAT}\n".encode())  # never half there, on a full disk
-    text = file.read_text().strip()
+    text = file.read_text(errors="replace").strip()
     if text != str(HOME_FORMAT):
         raise UsageError(
             f"the home folder {home} has format {text!r} and this version of Resile knows {HOME_FORMAT}: "

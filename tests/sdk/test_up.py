@@ -26,6 +26,22 @@ def test_what_cannot_be_is_refused(
     assert reason in failure(["up", "--home", str(tmp_path), *options], capsys, status=2)
 
 
+@pytest.mark.parametrize(
+    ("file", "status", "reason"),
+    [
+        ("format", 2, "and this version of Resile knows 1: update Resile, or choose another"),
+        ("storage-url", 2, "is not a URL of storage"),
+        ("token", 1, "monitor: --token-file: "),
+    ],
+)
+def test_a_damaged_home_is_refused_in_one_line(
+    file: str, status: int, reason: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    PoolHome(tmp_path).close()
+    (tmp_path / file).write_bytes(b"\xff\xfe")
+    assert reason in failure(["up", "--home", str(tmp_path), "--slots", "1"], capsys, status=status)
+
+
 def test_namespaces_need_root(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,7 @@ class PoolHome:
             token = self.token_file
             if not token.exists():
                 write_private(token, secrets.token_urlsafe(24).encode())
-            self.token = token.read_text().strip()
+            self.token = token.read_text(errors="replace").strip()
 
     @property
     def bus(self) -> Path:
@@ -55,7 +55,7 @@ class PoolHome:
     def storage(self, asked: str | None) -> str:
         """Return the URL of the pool's object storage. Raises UsageError if it is not the one used before."""
         file = self.path / "storage-url"
-        used = file.read_text() if file.exists() else None
+        used = file.read_text(errors="replace") if file.exists() else None
         if used and asked and asked != used:
             raise UsageError(
                 f"the pool in {self.path} stores its packages and checkpoints in {used}: omit --storage, "
