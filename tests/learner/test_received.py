@@ -1,4 +1,4 @@
-"""What a script does at the start of an epoch counts once, on workers that join, resume or recover within it too."""
+"""What a script does at the start and at the end of an epoch counts once, whoever joins, resumes or recovers there."""
 
 import subprocess
 import sys
@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from resile.training import ElasticLoop, State, prepare
@@ -18,7 +19,9 @@ from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.spec import Abandoned, RoundSpec
 from resile_learner.messages import Ready
 from resile_learner.session import SoloSession, enter_session
+from resile_learner.state.flat import unflatten
 from resile_learner.state.run import RunState
+from resile_learner.training.received import MOST_BYTES
 
 FlatCopy = tuple[bytes, list[Tensor]]
 EPOCHS = 3
@@ -266,8 +269,93 @@ def test_a_loop_by_hand_repeats_the_code_before_an_iteration_without_effect(lost
     assert alone(Joining(ahead.in_round[lost_round])) == undisturbed
 
 
+def end_epoch(model: Scaled, optimizer: torch.optim.Optimizer, schedule: Any, progress: State) -> None:
+    """Changes everything by what it was before."""
+    model.temperature *= 0.9
+    model.epochs = getattr(model, "epochs", 0) + 1
+    model.scale.mul_(1.25)
+    optimizer.param_groups[0]["weight_decay"] += 0.1
+    schedule.step()
+    progress.bad += 1
+    progress.drawn += torch.rand(()).item()
+    progress.names.append(f"epoch {progress.bad}")
+
+
+def stopped(session: SoloSession, dataset: Any, *, patience: int, repeats: bool) -> tuple[Any, ...]:
+    """Train until the epoch in which a counter comes to ``patience``; what the script found at the end of each epoch.
+
+    ``repeats``: it does at the start of an epoch what it does at its end.
+    """
+
+    def run() -> tuple[Any, ...]:
+        enter_session(session)
+        model, optimizer, schedule, _ = made()
+        progress, average = State(bad=0, names=[], drawn=0.0), AveragedModel(model)
+        state = {"progress": progress, "average": average}
+        loader: Any = DataLoader(dataset, batch_size=16)
+        _, _, loader, _ = prepare(model, optimizer, loader, schedule, state=state, num_shards=2)
+        found: dict[int, Any] = {}
+        for epoch in loader.epochs(EPOCHS):
+            if repeats:
+                end_epoch(model, optimizer, schedule, progress)
+            for inputs, targets in loader:
+                F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+            end_epoch(model, optimizer, schedule, progress)
+            average.update_parameters(model)
+            attributes = (model.temperature, model.epochs, model.scale.item(), average.n_averaged.item())
+            found[epoch] = (loader.epoch, loader.iteration, loader.loss, loader.sync_gradients, *attributes)
+            found[epoch] += (optimizer.param_groups[0]["lr"], optimizer.param_groups[0]["weight_decay"])
+            found[epoch] += (progress.bad, progress.drawn, list(progress.names))
+            if progress.bad >= patience:
+                break
+        sha = loader.result.params_sha256
+        return sha, loader.result.iterations, loader.iteration, loader.epoch, found, vars(progress), model.temperature
+
+    return copy_context().run(run)
+
+
+@DATASETS
+@pytest.mark.parametrize("lost_round", ROUNDS)
+@pytest.mark.parametrize(("patience", "repeats"), [(1, False), (2, False), (3, False), (9, True), (4, True)])
+def test_a_worker_that_was_behind_ends_an_epoch_by_what_the_others_found_there(
+    dataset: Any, lost_round: int, patience: int, repeats: bool
+) -> None:
+    """It decides alike, so all leave the loop together; and what it did counts once."""
+    ahead = Recorded()
+    undisturbed = stopped(ahead, dataset, patience=patience, repeats=repeats)
+    for states in (ahead.at_boundary, ahead.in_round):
+        if lost_round + 1 in states:
+            received = states[lost_round + 1]
+            assert stopped(Losing(lost_round, received), dataset, patience=patience, repeats=repeats) == undisturbed
+
+
+def test_a_state_has_what_an_epoch_ended_with_only_until_the_next_iteration() -> None:
+    ahead = Recorded()
+    stopped(ahead, samples(), patience=9, repeats=False)
+    received = [unflatten(*ahead.at_boundary[round_])["may_differ"]["received"] for round_ in ROUNDS]
+    assert [bool(each["before_end"]) for each in received] == [False, False, True, False, True, False]
+
+
+def test_a_part_that_is_large_or_cannot_be_stored_is_not_kept_twice() -> None:
+    def run() -> list[str]:
+        enter_session(SoloSession())
+        model = Scaled()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        state = {"large": State(text="a" * MOST_BYTES), "small": State(best=1), "odd": State(value=object())}
+        _, _, loader = prepare(model, optimizer, DataLoader(samples(), batch_size=16), state=state)
+        for _ in loader.epochs(1):
+            for inputs, targets in loader:
+                F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+        return list(loader._loop.received.state_dict()["before_end"]["parts"])
+
+    assert copy_context().run(run) == ["buffers", "options of optimizer 0", "state small"]
+
+
 STREAM_LEFT = """
 import torch
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, IterableDataset
 from resile.training import prepare
 

@@ -63,6 +63,23 @@ class ScriptAttributes:
                 self._owners[name].load(attributes)
         self._is_open = True
 
+    def mark(self) -> None:
+        """Remember the present values for `changed_since_mark`."""
+        self._look()
+        for owner in self._owners.values():
+            owner.mark()
+
+    def changed_since_mark(self) -> dict[str, Any]:
+        """Return what `state_dict` does, with the values at the last mark; without those that were not there."""
+        self._look()
+        return {name: owner.marked() for name, owner in self._owners.items() if owner.changed()}
+
+    def load_marked(self, state_dict: dict[str, Any]) -> None:
+        """Set the values that `changed_since_mark` returned on another worker, which become those of the mark here."""
+        for name, attributes in state_dict.items():
+            if name in self._owners:
+                self._owners[name].load_marked(attributes)
+
     def _look(self) -> None:
         for owner in self._owners.values():
             owner.look(self._is_open)
@@ -79,6 +96,7 @@ class _Owner:
         self._changed: set[str] = set()
         self._own: set[str] = set()
         self._seen: list[Any] = []
+        self._marked: dict[str, Any] = {}
 
     def look(self, is_script: bool | None) -> None:
         """Find what has changed since the last time: by the script, while shards were computed, or (None) before."""
@@ -101,6 +119,19 @@ class _Owner:
         self._attributes.update(shared)
         self._changed.update(shared)
         self._seen = self._read()
+
+    def mark(self) -> None:
+        self._marked = dict(zip(self._names, self._seen, strict=True))
+
+    def marked(self) -> dict[str, Any]:
+        values = {name: self._marked.get(name, _ABSENT) for name in self.changed()}
+        return {name: value for name, value in values.items() if value is not _ABSENT and value is not _OTHER}
+
+    def load_marked(self, attributes: dict[str, Any]) -> None:
+        for name in self.changed().keys() - attributes.keys():
+            del self._attributes[name]
+        self.load(attributes)
+        self._marked = attributes
 
     def _read(self) -> list[Any]:
         if len(self._attributes) != self._size:

@@ -119,6 +119,10 @@ class ElasticLoader:
         """How many losses of the newest batch have had their backward pass."""
         self._is_between_epochs = False
         """Whether the script runs its code at the end or at the start of an epoch."""
+        self._is_behind = False
+        """Whether the script runs its code at the end of an epoch after others have done so, with what they found."""
+        self._epoch: int | None = None
+        """The one that `epochs` has yielded."""
         self._is_used = False
         """Whether the script has begun its loop over the batches of the epoch."""
         self._departure = Departure(
@@ -148,13 +152,14 @@ class ElasticLoader:
         current_session().prepared = self
         while self._iteration is not None:
             opened = self._iteration
-            self._is_used = False
+            self._is_used, self._epoch = False, opened.epoch
             seed_all(mix(self._seed, "start of epoch", opened.epoch))  # as on a worker that begins in this epoch
             try:
                 yield opened.epoch
             except GeneratorExit:  # `break`, `return` or an error: a generator cannot tell which
                 self._departure.leave()
                 raise
+            self._is_behind = False
             self._raise_refusal()
             if self._is_fresh:  # opened in a recovery at the end of the epoch, or never used
                 self._check_used(opened)
@@ -171,6 +176,7 @@ class ElasticLoader:
 
     def complete(self) -> None:
         """See `PreparedLoop`."""
+        self._is_behind = False
         self._raise_refusal()
         if self._iteration is None:
             return
@@ -207,8 +213,8 @@ class ElasticLoader:
                 break
             self._advance()
         self._is_between_epochs = True
-        if self._is_fresh:  # the state is that of workers which have done already what follows in the script
-            self._loop.received.hold()
+        self._is_behind = self._is_fresh  # its state is that of workers which have run what follows in the script
+        self._loop.received.begin_epoch_end(is_behind=self._is_behind)
         seed_all(mix(self._seed, "epoch", epoch))  # what follows in the script draws alike on all workers
 
     def __len__(self) -> int:
@@ -247,7 +253,7 @@ class ElasticLoader:
         Code that belongs to an iteration, not to a shard, asks for it. With several optimizers it is true once a
         batch, after the exchange of the last of them.
         """
-        return self._is_exchanged and self._iteration is not None and self._iteration.is_last_turn
+        return self._is_behind or (self._is_exchanged and self._iteration is not None and self._iteration.is_last_turn)
 
     @property
     def _is_exchanged(self) -> bool:
@@ -327,18 +333,18 @@ class ElasticLoader:
     def may_step_schedule(self, turn: int) -> bool:
         """Whether a step of the schedule of optimizer number ``turn`` acts now."""
         is_turn = self._iteration is not None and self._iteration.turn == turn
-        starts_epoch = self._is_between_epochs and not self._is_used
-        return starts_epoch or (self._is_exchanged and (self._is_between_epochs or is_turn))
+        return self._is_between_epochs or (self._is_exchanged and is_turn)
 
     @property
     def epoch(self) -> int:
         """The epoch, from 0, that ``epochs()`` has yielded; after the end that of the last iteration."""
-        return self._loop.epoch
+        newest = self._loop.epoch
+        return newest if self._epoch is None else self._epoch
 
     @property
     def iteration(self) -> int:
         """Iterations committed so far: the number of the one under way."""
-        return self._loop.iteration
+        return self._loop.iteration - self._is_behind
 
     @property
     def iterations_total(self) -> int:

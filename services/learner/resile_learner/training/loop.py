@@ -159,7 +159,9 @@ class ElasticLoop:
         self.received = ReceivedState(
             model,
             self._optimizers,
-            {**(state or {}), "attributes of model and optimizer": self.attributes},
+            self.attributes,
+            state or {},
+            iteration=lambda: self.iteration,
             has_begun_iteration=lambda: self._has_begun,
         )
         self.has_epochs = False
@@ -453,7 +455,7 @@ class ElasticLoop:
         return self._open is not None and self._open.number == self.iteration and self._open.has_begun
 
     def _may_update(self) -> bool:
-        return self._open is None or self._open.is_exchanged
+        return self._open is None or self._open.is_exchanged or not self._open.has_begun
 
     @property
     def _compares_state(self) -> bool:

@@ -4,6 +4,9 @@ A script runs its code at the start of an epoch on each worker that begins withi
 this worker received contains what the code changes. The same holds for the code at the end of an epoch, on a worker
 that was behind there, and in a loop by hand for the code before the first shard of an iteration. What was received is
 therefore put in place again when that code has run.
+
+The code at the end of an epoch may decide by what it finds, as early stopping does. So the state also has what the
+script of each worker found there, and the code of a worker that was behind begins with that.
 """
 
 import copy
@@ -13,16 +16,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..state.flat import flatten
+from ..state.memory import StateError
 from ..state.optimizer import OptimizerOptions
 from ..state.run import BufferValues, Stateful
+from .attributes import ScriptAttributes
+
+MOST_BYTES = 1 << 20
+"""A part that is larger is not kept as it was before the code at the end of an epoch, such as an average of weights."""
 
 
 class ReceivedState:
     """Keeps what the script may change between iterations: attributes, buffers, optimizer options, parts of its state.
 
-    ``has_begun_iteration()`` tells whether the script has begun the next iteration to be committed, and so has run the
-    code before it. That belongs to the state of a run: a worker that is lost in an iteration has the others give away
-    a state with that code's changes.
+    ``iteration()`` is the number of the next iteration to be committed. ``has_begun_iteration()`` tells whether the
+    script has begun it, and so has run the code before it. That belongs to the state of a run: a worker that is lost in
+    an iteration has the others give away a state with that code's changes.
     """
 
     may_differ = True
@@ -32,11 +41,20 @@ class ReceivedState:
         self,
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
+        attributes: ScriptAttributes,
         parts: Mapping[str, Stateful],
         *,
+        iteration: Callable[[], int],
         has_begun_iteration: Callable[[], bool],
     ) -> None:
-        self._parts: list[Stateful] = [BufferValues(model), *map(OptimizerOptions, optimizers), *parts.values()]
+        options = {f"options of optimizer {n}": OptimizerOptions(each) for n, each in enumerate(optimizers)}
+        given = {f"state {name}": part for name, part in parts.items()}
+        self._named: dict[str, Stateful] = {"buffers": BufferValues(model), **options, **given}
+        self._parts: list[Stateful] = [*self._named.values(), attributes]
+        self._attributes = attributes
+        self._iteration = iteration
+        self._before_end: dict[str, Any] = {}
+        """What the code at the end of the newest epoch began with, by part, and the iteration that follows."""
         self._has_begun_iteration = has_begun_iteration
         self._has_begun = False
         """Whether the state received last, of which no shard was computed, has what the script does before one."""
@@ -44,12 +62,16 @@ class ReceivedState:
         self._values: list[dict[str, Any]] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return whether the script's code before the next iteration has run."""
-        return {"has_begun": self._has_begun or self._has_begun_iteration()}
+        """Return whether the script's code before the next iteration has run, and what that after an epoch found."""
+        before_end = self._before_end if self._before_end.get("iteration") == self._iteration() else {}
+        if before_end:
+            before_end = {**before_end, "attributes": self._attributes.changed_since_mark()}
+        return {"has_begun": self._has_begun or self._has_begun_iteration(), "before_end": before_end}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what was true of the worker whose state was received."""
         self._has_begun = state_dict["has_begun"]
+        self._before_end = state_dict["before_end"]
 
     def on_load(self) -> None:
         """A whole state was loaded."""
@@ -68,8 +90,24 @@ class ReceivedState:
         """Keep copies of what is in place now."""
         self._values = self._values or [copy.deepcopy(part.state_dict()) for part in self._parts]
 
+    def begin_epoch_end(self, *, is_behind: bool) -> None:
+        """The script runs its code at the end of an epoch. If it ``is_behind``, the others have done so before."""
+        if is_behind:
+            self.hold()
+            self._load_before_end()
+        else:
+            small = {name: values for name, part in self._named.items() if _is_small(values := part.state_dict())}
+            self._before_end = {"iteration": self._iteration() + 1, "parts": copy.deepcopy(small)}
+            self._attributes.mark()
+
+    def _load_before_end(self) -> None:
+        before = copy.deepcopy(self._before_end)
+        for name, values in before.get("parts", {}).items():
+            self._named[name].load_state_dict(values)
+        self._attributes.load_marked(before.get("attributes", {}))
+
     def end_epoch(self) -> None:
-        """The script has run its code at the end of an epoch."""
+        """The script of a worker that was behind has run its code at the end of an epoch."""
         self._restore()
         if not self._has_begun:
             self._values = []
@@ -83,3 +121,11 @@ class ReceivedState:
     def _restore(self) -> None:
         for part, values in zip(self._parts, self._values, strict=False):
             part.load_state_dict(copy.deepcopy(values))
+
+
+def _is_small(values: dict[str, Any]) -> bool:
+    try:
+        flat = flatten(values)
+    except StateError:
+        return False
+    return len(flat.skeleton) + sum(tensor.nbytes for tensor in flat.tensors) <= MOST_BYTES
