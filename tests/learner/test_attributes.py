@@ -1,6 +1,7 @@
 """What a script changes in attributes of its model and optimizer continues where the run does."""
 
 import weakref
+from collections import deque
 from collections.abc import Callable
 from contextvars import copy_context
 from functools import wraps
@@ -12,6 +13,8 @@ import torch
 from torch import nn
 
 from resile.training import ElasticLoop, State, Validation, prepare
+from resile_learner.messages import Message, Warned
+from resile_learner.session import SoloSession, enter_session
 from resile_learner.state.flat import flatten, unflatten
 from resile_learner.state.run import RunState
 from resile_learner.training.attributes import ScriptAttributes
@@ -244,3 +247,99 @@ def test_a_state_that_is_read_before_the_first_shard_does_not_make_later_changes
     attributes.open()
     model.temperature = 0.25
     assert attributes.state_dict() == {"model.": {"temperature": 0.25}}
+
+
+class Listening(SoloSession):
+    """Keeps the warnings that the worker has reported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.warnings: list[str] = []
+
+    def report(self, message: Message) -> None:
+        if isinstance(message, Warned):
+            self.warnings.append(message.message)
+
+
+class Remembering(nn.Module):
+    """A model with containers: the script's, those of its forward pass, and such that nobody changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(1, 1)])
+        self.weights = nn.ParameterList([torch.zeros(1)])
+        self.history: list[Any] = []
+        self.stages = {"warmup": [1, 2]}
+        self.frozen = {"a"}
+        self.outputs: list[torch.Tensor] = []
+        self.options = {"bias": True, "nan": float("nan")}
+        self._private: list[int] = []
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.outputs.append(inputs)
+        outputs: torch.Tensor = self.layers[0](inputs) + self.weights[0]
+        return outputs
+
+
+def remember(model: Remembering, optimizer: Any) -> None:
+    model.history.append(len(model.history))
+    model.stages["warmup"].append(3)
+    model.layers[0].seen = deque(model.history)
+    model._private.append(1)
+    model.outputs.clear()
+    optimizer.rates = {"lr": len(model.history)}
+
+
+def warned(session: Listening, change: Callable[[Remembering, Any], None], place: str) -> list[str]:
+    """The names in the warnings of a loop by ``prepare`` whose script makes a ``change`` at ``place``."""
+
+    def run() -> None:
+        enter_session(session)
+        model = Remembering()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        optimizer.rates = {}
+        _, _, loader = prepare(model, optimizer, torch.utils.data.DataLoader(dataset(), batch_size=2), num_shards=2)
+        for _ in loader.epochs(3):
+            if place == "start":
+                change(model, optimizer)
+            for (inputs,) in loader:
+                model(inputs).mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if place == "iteration" and loader.sync_gradients:
+                    change(model, optimizer)
+            model.eval()
+            model.train()
+            if place == "end":
+                change(model, optimizer)
+
+    copy_context().run(run)
+    return [text.split()[0] for text in session.warnings]
+
+
+@pytest.mark.parametrize("place", ["start", "iteration", "end"])
+def test_containers_that_a_script_changes_are_named_once_with_a_remedy(place: str) -> None:
+    session = Listening()
+    names = warned(session, remember, place)
+    assert sorted(names) == ["model.history", "model.layers.0.seen", "model.stages", "optimizer.0.rates"]
+    assert session.warnings[names.index("model.stages")].startswith("model.stages is a dict that the script changes")
+    assert all("resile.training.State" in text for text in session.warnings)
+
+
+def test_what_is_not_the_scripts_is_not_named() -> None:
+    assert warned(Listening(), lambda model, optimizer: model.outputs.clear(), "end") == []
+
+
+def test_a_worker_that_joins_does_not_repeat_the_warning() -> None:
+    model = Remembering()
+    initial, joined = ScriptAttributes(model, []), ScriptAttributes(model, [])
+    initial.begin()
+    joined.load_state_dict({})
+    found = []
+    for _ in range(2):
+        model.history.append(1)
+        for each in (initial, joined):
+            each.close()
+            found.append([text.split()[0] for text in each.warnings()])
+            each.open()
+    assert found == [["model.history"], [], [], []]

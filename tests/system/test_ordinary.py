@@ -152,6 +152,7 @@ class Scaled(torch.nn.Linear):
 resile.training.seed(0)
 inputs = torch.randn(60, 8)
 model = Scaled(8, 2)
+model.history = []
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.8)
 progress = resile.training.State(momentum=0.5)
@@ -161,6 +162,7 @@ model, optimizer, loader, scheduler = resile.training.prepare(
 )
 for epoch in loader.epochs(4):
     model.temperature *= 0.9
+    model.history.append(epoch)
     progress.momentum += 0.1
     optimizer.param_groups[0]["momentum"] = progress.momentum
     if epoch:
@@ -172,7 +174,9 @@ for epoch in loader.epochs(4):
 """
 
 
-def test_code_at_the_start_of_an_epoch_counts_once_whoever_joins_or_is_lost(tmp_path: Path) -> None:
+def test_code_at_the_start_of_an_epoch_counts_once_and_what_it_loses_is_named_whoever_joins_or_is_lost(
+    tmp_path: Path,
+) -> None:
     """Epochs have three iterations: workers join in the first, and at the start of the third."""
     script = tmp_path / "train.py"
     script.write_text(EPOCH_STARTS)
@@ -180,6 +184,7 @@ def test_code_at_the_start_of_an_epoch_counts_once_whoever_joins_or_is_lost(tmp_
     for plan in ("0:1,1:3,6:2", "0:2,5:1,7:3"):
         outcome = run(script, "--plan", plan, home=tmp_path)
         assert (outcome.sha, outcome.result["bits"]) == (sha, "same bits")
+        assert outcome.errors.count("model.history is a list that the script changes between iterations") == 1
     for number in (4, 7):  # the first iterations of epochs
         killed = tmp_path / str(number)
         outcome = run("killed_once.py", "--workers", "3", home=tmp_path, args=(str(killed), str(number), str(script)))

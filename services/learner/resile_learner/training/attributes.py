@@ -1,6 +1,8 @@
 """Plain attributes of modules and optimizers that change while a script trains: they belong to the state of a run."""
 
+from collections import deque
 from collections.abc import Sequence
+from itertools import islice
 from operator import is_
 from typing import Any
 
@@ -12,6 +14,13 @@ _ABSENT = object()
 _OTHER = object()
 """In place of a value that is not plain, so that no tensor is kept alive."""
 _PLAIN = frozenset({int, float, bool, type(None)})
+_CONTAINERS = (list, dict, set, deque)
+_COMPARED_ITEMS = 64
+"""So many items of a container are compared."""
+_OF_MODULES = frozenset({"training"})
+"""Attributes with a place of their own in the state."""
+_OF_OPTIMIZERS = frozenset({"defaults", "state", "param_groups"})
+"""The same of optimizers."""
 
 
 class ScriptAttributes:
@@ -21,7 +30,7 @@ class ScriptAttributes:
     while shards were computed stays the worker's own, because a forward pass keeps there what only makes it faster: the
     size of a mask without the mask would mislead another worker. So do attributes whose names begin with an underscore,
     flags of optimizers (which say what was done on this worker), and values that are not numbers, strings, None or
-    tuples of these.
+    tuples of these. Of the latter, lists, dicts and sets that the script changes are named in `warnings`.
     """
 
     may_differ = True
@@ -29,10 +38,12 @@ class ScriptAttributes:
 
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         modules = {f"model.{path}": _Owner(vars(module)) for path, module in model.named_modules()}
-        steppers = {f"optimizer.{n}": _Owner(vars(each), has_flags=False) for n, each in enumerate(optimizers)}
+        steppers = {f"optimizer.{n}": _Owner(vars(each), is_optimizer=True) for n, each in enumerate(optimizers)}
         self._owners = modules | steppers
         self._is_open: bool | None = None
         """None before the first iteration: all workers run the script up to there."""
+        self._is_initial = True
+        """Whether this worker has begun with the script's own attributes; then it may warn of them."""
 
     def begin(self) -> None:
         """The script gets its first iteration: what it did before, all workers do."""
@@ -50,6 +61,17 @@ class ScriptAttributes:
             self._look()
             self._is_open = False
 
+    def warnings(self) -> list[str]:
+        """Return a line for each container that is now known to change in the script; each once in a run."""
+        found = [
+            f"{owner.rstrip('.')}.{name} is a {kind} that the script changes between iterations: a worker that joins "
+            "and a run that resumes begin with it as the script has made it. Keep it in a resile.training.State that "
+            "is a part of state, or begin its name with an underscore if it may differ"
+            for owner, attributes in self._owners.items()
+            for name, kind in attributes.new_containers()
+        ]
+        return found if self._is_initial else []
+
     def state_dict(self) -> dict[str, Any]:
         """Return the attributes that have changed, by the names of their owners."""
         self._look()
@@ -57,6 +79,7 @@ class ScriptAttributes:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Set the attributes that `state_dict` returned on another worker, or in an earlier run."""
+        self._is_initial = self._is_initial and self._is_open is not None
         self._look()
         for name, attributes in state_dict.items():
             if name in self._owners:
@@ -88,15 +111,18 @@ class ScriptAttributes:
 class _Owner:
     """The attributes of one module or optimizer."""
 
-    def __init__(self, attributes: dict[str, Any], *, has_flags: bool = True) -> None:
+    def __init__(self, attributes: dict[str, Any], *, is_optimizer: bool = False) -> None:
         self._attributes = attributes
-        self._kept = _PLAIN if has_flags else _PLAIN - {bool}
+        self._kept = _PLAIN - {bool} if is_optimizer else _PLAIN
+        self._ignored = _OF_OPTIMIZERS if is_optimizer else _OF_MODULES
         self._names: list[str] = []
         self._size = 0
         self._changed: set[str] = set()
         self._own: set[str] = set()
         self._seen: list[Any] = []
         self._marked: dict[str, Any] = {}
+        self._named: set[str] = set()
+        """The containers that `new_containers` has returned."""
 
     def look(self, is_script: bool | None) -> None:
         """Find what has changed since the last time: by the script, while shards were computed, or (None) before."""
@@ -112,7 +138,15 @@ class _Owner:
     def changed(self) -> dict[str, Any]:
         names = sorted(self._changed - self._own)
         values = {name: self._plain_or_other(self._attributes.get(name, _ABSENT)) for name in names}
-        return {name: value for name, value in values.items() if value is not _ABSENT and value is not _OTHER}
+        return {name: value for name, value in values.items() if _is_stored(value)}
+
+    def new_containers(self) -> list[tuple[str, str]]:
+        """The names and kinds of those that the script has changed, as far as they were not returned before."""
+        seen = dict(zip(self._names, self._seen, strict=True))
+        names = [name for name in sorted(self._changed - self._own) if isinstance(seen.get(name), _Contents)]
+        new = [name for name in names if name not in self._named]
+        self._named.update(new)
+        return [(name, type(self._attributes[name]).__name__) for name in new]
 
     def load(self, attributes: dict[str, Any]) -> None:
         shared = {name: value for name, value in attributes.items() if name not in self._own}
@@ -125,7 +159,7 @@ class _Owner:
 
     def marked(self) -> dict[str, Any]:
         values = {name: self._marked.get(name, _ABSENT) for name in self.changed()}
-        return {name: value for name, value in values.items() if value is not _ABSENT and value is not _OTHER}
+        return {name: value for name, value in values.items() if _is_stored(value)}
 
     def load_marked(self, attributes: dict[str, Any]) -> None:
         for name in self.changed().keys() - attributes.keys():
@@ -136,7 +170,7 @@ class _Owner:
     def _read(self) -> list[Any]:
         if len(self._attributes) != self._size:
             self._size = len(self._attributes)
-            known = set(self._names) | {"training"}  # modes have their own place in the state
+            known = self._ignored.union(self._names)
             self._names += [name for name in self._attributes if name not in known and not name.startswith("_")]
         get, kept = self._attributes.get, self._kept
         return [
@@ -144,6 +178,8 @@ class _Owner:
         ]
 
     def _plain_or_other(self, value: Any) -> Any:
+        if isinstance(value, _CONTAINERS):
+            return _Contents.of(value)
         is_plain = all(map(self._is_number_or_text, value)) if type(value) is tuple else self._is_number_or_text(value)
         return value if is_plain or value is _ABSENT else _OTHER
 
@@ -151,6 +187,29 @@ class _Owner:
         if type(value) is str:
             return value.isascii() or value.encode(errors="ignore").decode() == value
         return type(value) in self._kept or isinstance(value, np.number)
+
+
+class _Contents(tuple[Any, ...]):
+    """In place of a container: what of its items can be compared, without keeping objects alive."""
+
+    __slots__ = ()
+
+    @classmethod
+    def of(cls, value: Any) -> "_Contents":
+        items = islice(value.items() if isinstance(value, dict) else value, _COMPARED_ITEMS)
+        return cls((len(value), *map(_comparable, items)))
+
+
+def _comparable(item: Any) -> Any:
+    if isinstance(item, tuple):  # of a dict
+        return tuple(map(_comparable, item))
+    if isinstance(item, _CONTAINERS):
+        return len(item)
+    return item if type(item) in _PLAIN or type(item) is str else type(item).__name__
+
+
+def _is_stored(value: Any) -> bool:
+    return value is not _ABSENT and value is not _OTHER and not isinstance(value, _Contents)
 
 
 def _is_same(old: object, new: object) -> bool:

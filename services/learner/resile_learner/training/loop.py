@@ -23,7 +23,7 @@ from resile_shared.errors import ResileError, UsageError
 from ..checkpoint.checkpointer import Checkpointer
 from ..collectives.spec import OtherRound
 from ..collectives.tree import ranges
-from ..messages import Ready
+from ..messages import Ready, Warned
 from ..session import LEFT, Session, View, current_session
 from ..state.facts import Facts
 from ..state.run import RunState, Stateful
@@ -444,6 +444,9 @@ class ElasticLoop:
     def _on_begin(self) -> None:
         self.received.begin_iteration()
         self.attributes.close()
+        for text in self.attributes.warnings():
+            if self._session.view.rank == 0:
+                self._session.report(Warned(worker=self._session.view.me, message=text))
         self._buffers.adopt_changed()
 
     def _on_exchange(self) -> None:
