@@ -35,7 +35,7 @@ def view(number: int, priority: int = 5000) -> JobView:
         submitted=at(0.0),
         applied_commands=(f"submit {number}",),
     )
-    return JobView(Job(record, number=number))
+    return JobView(Job(record, number=number), now=0.0)
 
 
 @given(

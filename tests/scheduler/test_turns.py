@@ -110,3 +110,15 @@ def test_a_job_that_was_due_keeps_its_slots_under_goodput_though_others_would_ma
     run(sim, until=2000, watch=watch)
     assert len(sim.trained("job-2")) == least, "the next scheduler knows it"
     assert have_trained(sim, "job-1", "job-2")
+
+
+def test_a_job_that_trains_though_its_record_says_it_holds_no_slots_is_taken_over() -> None:
+    """The record is stored before the allocation, and a crash may come between them: each new scheduler ended at once."""
+    sim = pool(PolicyName.FAIRSHARE, 2, [job(1, 0.0)])
+    sim.run(until=5.0)
+    members = sim.members("job-1")
+    sim.records["job-1"] = sim.records["job-1"].model_copy(update={"holding_since": None})
+    sim.restart_scheduler()
+    sim.send_heartbeats()
+    assert sim.members("job-1") == members != ()
+    assert sim.records["job-1"].holding_since is not None

@@ -176,7 +176,7 @@ class Decisions:
             return None
         view = self._views.get(job.id)
         if view is None:
-            view = self._views[job.id] = JobView(job)
+            view = self._views[job.id] = JobView(job, now=now)
             self._by_class = None
             if job.record.spec.requirements:
                 self._requiring[job.id] = view

@@ -39,7 +39,7 @@ EXCHANGE_SECONDS = 30.0
 class JobView:
     """One job that is not over, as it was when it was looked at last."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, *, now: float) -> None:
         self.job = job
         self.name = job.id
         self.is_sharing = False
@@ -52,7 +52,7 @@ class JobView:
         """The slots of its newest membership, in rank order."""
         self.usable: tuple[SlotId, ...] = ()
         """Those of them that it may keep."""
-        self.demand = _demand(job, now=-inf)
+        self.demand = _demand(job, now=now)
         self.target: Target | None = None
         """That of the last decision in which it shared slots."""
         self.wanted: tuple[SlotId, ...] | None = None
