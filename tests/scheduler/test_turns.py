@@ -113,7 +113,7 @@ def test_a_job_that_was_due_keeps_its_slots_under_goodput_though_others_would_ma
 
 
 def test_a_job_that_trains_though_its_record_says_it_holds_no_slots_is_taken_over() -> None:
-    """The record is stored before the allocation, and a crash may come between them: each new scheduler ended at once."""
+    """The record is stored before the allocation, and a crash may come between: each new scheduler ended at once."""
     sim = pool(PolicyName.FAIRSHARE, 2, [job(1, 0.0)])
     sim.run(until=5.0)
     members = sim.members("job-1")
