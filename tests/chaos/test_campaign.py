@@ -15,7 +15,7 @@ import pytest
 SCRIPT = Path(__file__).with_name("scripts") / "attacked.py"
 SEED = 11
 
-pytestmark = [pytest.mark.long, pytest.mark.alone]
+pytestmark = pytest.mark.long
 Start = Callable[..., "subprocess.Popen[str]"]
 
 

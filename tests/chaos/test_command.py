@@ -74,7 +74,6 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpPool]:
 
 
 @pytest.mark.long
-@pytest.mark.alone
 def test_one_attack_after_the_other_tells_how_long_the_pool_took_to_recover(pool: UpPool) -> None:
     job = pool.submit(SCRIPT, "--", "--epochs", 400)
     pool.becomes(job, lambda view: view["checkpoint"], seconds=120)
@@ -100,7 +99,6 @@ def test_one_attack_after_the_other_tells_how_long_the_pool_took_to_recover(pool
 
 
 @pytest.mark.long
-@pytest.mark.alone
 def test_an_object_store_is_frozen_and_killed_and_checkpoints_come_again(tmp_path: Path, s3: S3Server) -> None:
     options = ("--slots", 1, "--storage", s3.url + "/pool", "--open-to-chaos")
     with pool_up(tmp_path / "home", *options) as pool:

@@ -26,7 +26,6 @@ def pool(tmp_path: Path) -> Iterator[UpPool]:
 
 
 @pytest.mark.long
-@pytest.mark.alone
 async def test_frozen_workers_and_agents_change_neither_bits_nor_ledger(pool: UpPool, tmp_path: Path) -> None:
     script = tmp_path / "code/measured.py"
     script.parent.mkdir()
