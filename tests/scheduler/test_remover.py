@@ -10,7 +10,7 @@ from resile_scheduler.executor import Executor
 from resile_scheduler.lease import LeadershipLost, Lease
 from resile_scheduler.remover import Remover
 from resile_shared.bus.subjects import LEASE
-from resile_shared.storage.objects import ObjectStorage
+from resile_shared.storage.objects import ObjectStorage, StorageError
 from resile_shared.testing.fixtures import Pool
 
 
@@ -41,3 +41,41 @@ async def test_a_scheduler_that_was_frozen_does_not_delete_a_package_that_was_up
         await remover.run()
     assert not storage.sizes("jobs/job-1")
     assert storage.size("packages/1.tar.gz") == len(b"content")
+
+
+async def test_a_job_is_removed_once_however_often_that_is_decided(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resile_scheduler.remover.RETRY_SECONDS", 0.0)
+    bus = await pool.bus("scheduler")
+    lease = Lease(bus.bucket(LEASE), holder="first", seconds=60.0)
+    await lease.acquire()
+    storage = ObjectStorage(tmp_path.as_uri())
+    storage.create("packages/1.tar.gz", b"content")
+    delete_folder = ObjectStorage.delete_folder
+    faults = iter([StorageError("delete", "no answer", "try again")])
+
+    def fail_once(self: ObjectStorage, prefix: str) -> None:
+        for fault in faults:
+            raise fault
+        delete_folder(self, prefix)
+
+    removed: asyncio.Queue[str] = asyncio.Queue()
+
+    def upload_again(job: str) -> None:
+        if job == "job-1" and removed.empty():
+            storage.create("packages/1.tar.gz", b"of a new job")
+            remover.put(RemoveJob("job-2", "packages/2.tar.gz"))
+        removed.put_nowait(job)
+
+    monkeypatch.setattr(ObjectStorage, "delete_folder", fail_once)
+    executor = Executor(bus, lease, on_refused=lambda job, reason: None)
+    await executor.read()
+    remover = Remover(bus, lease, executor, storage.url, on_removed=upload_again)
+    for _ in range(3):
+        remover.put(RemoveJob("job-1", "packages/1.tar.gz"))
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(remover.run())
+        assert [await removed.get(), await removed.get()] == ["job-1", "job-2"]
+        running.cancel()
+    assert storage.size("packages/1.tar.gz") == len(b"of a new job")

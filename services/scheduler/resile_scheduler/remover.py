@@ -34,10 +34,17 @@ class Remover:
         self._storage: ObjectStorage | None = None
         self._on_removed = on_removed
         self._waiting: asyncio.Queue[RemoveJob] = asyncio.Queue()
+        self._jobs: set[str] = set()
+        """Those that wait, are being removed, or will be tried again."""
 
     def put(self, command: RemoveJob) -> None:
-        """Add a job to the queue."""
-        self._waiting.put_nowait(command)
+        """Add a job to the queue, unless its removal is under way.
+
+        A core that begins again decides upon it again, but by its end a new job may have the same package.
+        """
+        if command.job not in self._jobs:
+            self._jobs.add(command.job)
+            self._waiting.put_nowait(command)
 
     async def run(self) -> None:
         """Remove jobs forever. Raises FencedError and LeadershipLost."""
@@ -47,9 +54,10 @@ class Remover:
                 await self._remove(command)
             except (StorageError, StoreFailed) as error:
                 logger.warning("job not removed yet, retrying job=%s: %s", command.job, error)
-                asyncio.get_running_loop().call_later(RETRY_SECONDS, self.put, command)
+                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._waiting.put_nowait, command)
             else:
                 logger.info("removed job=%s", command.job)
+                self._jobs.remove(command.job)
                 self._on_removed(command.job)
 
     async def _remove(self, command: RemoveJob) -> None:
