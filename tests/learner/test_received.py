@@ -353,6 +353,86 @@ def test_a_part_that_is_large_or_cannot_be_stored_is_not_kept_twice() -> None:
     assert copy_context().run(run) == ["buffers", "options of optimizer 0", "state small"]
 
 
+class Sharing(nn.Module):
+    """Two layers with one buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = Scaled(), Scaled()
+        self.second._buffers["scale"] = self.first.scale
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.first(inputs) + self.second(inputs)
+        return outputs
+
+
+@pytest.mark.parametrize("lost_round", ROUNDS)
+def test_layers_that_share_a_buffer_still_share_it(lost_round: int) -> None:
+    def train(session: SoloSession) -> tuple[str, float, float]:
+        enter_session(session)
+        torch.manual_seed(0)
+        model = Sharing()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        loader: Any
+        _, _, loader = prepare(model, optimizer, DataLoader(samples(), batch_size=16), num_shards=2)
+        for _ in loader.epochs(EPOCHS):
+            model.first.scale.mul_(1.25)
+            for inputs, targets in loader:
+                F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+            model.first.scale.mul_(0.9)
+        return loader.result.params_sha256, model.first.scale.item(), model.second.scale.item()
+
+    def alone(session: SoloSession) -> tuple[str, float, float]:
+        return copy_context().run(train, session)
+
+    ahead = Recorded()
+    undisturbed = alone(ahead)
+    for states in (ahead.at_boundary, ahead.in_round):
+        assert alone(Joining(states[lost_round])) == undisturbed
+        if lost_round + 1 in states:
+            assert alone(Losing(lost_round, states[lost_round + 1])) == undisturbed
+
+
+class Appended:
+    """Takes over a state in addition to its own."""
+
+    def __init__(self) -> None:
+        self.values = [0]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.values = self.values + state_dict["values"]
+
+
+def test_a_part_that_the_script_has_not_changed_is_loaded_once_and_may_have_a_gradient_history() -> None:
+    def train(session: SoloSession) -> int:
+        enter_session(session)
+        torch.manual_seed(0)
+        model = Scaled()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        appended, progress = Appended(), State(norm=None)
+        state = {"appended": appended, "progress": progress}
+        loader: Any
+        _, _, loader = prepare(model, optimizer, DataLoader(samples(), batch_size=16), state=state, num_shards=2)
+        for _ in loader.epochs(EPOCHS):
+            for inputs, targets in loader:
+                F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+                if loader.sync_gradients:
+                    progress.norm = model.layer.weight.square().sum()
+        return len(appended.values)
+
+    def alone(session: SoloSession) -> int:
+        return copy_context().run(train, session)
+
+    ahead = Recorded()
+    assert alone(ahead) == 1
+    assert alone(Joining(ahead.at_boundary[PER_EPOCH])) == 1 + 1
+
+
 STREAM_LEFT = """
 import torch
 from torch.optim.swa_utils import AveragedModel

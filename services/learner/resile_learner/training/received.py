@@ -9,15 +9,14 @@ The code at the end of an epoch may decide by what it finds, as early stopping d
 script of each worker found there, and the code of a worker that was behind begins with that.
 """
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..state.flat import flatten
-from ..state.memory import StateError
+from ..state.flat import FlatState, flatten, unflatten
+from ..state.memory import StateError, byte_view
 from ..state.optimizer import OptimizerOptions
 from ..state.run import BufferValues, Stateful
 from .attributes import ScriptAttributes
@@ -59,7 +58,7 @@ class ReceivedState:
         self._has_begun = False
         """Whether the state received last, of which no shard was computed, has what the script does before one."""
         self._is_new = False
-        self._values: list[dict[str, Any]] = []
+        self._values: list[FlatState] = []
 
     def state_dict(self) -> dict[str, Any]:
         """Return whether the script's code before the next iteration has run, and what that after an epoch found."""
@@ -88,7 +87,7 @@ class ReceivedState:
 
     def hold(self) -> None:
         """Keep copies of what is in place now."""
-        self._values = self._values or [copy.deepcopy(part.state_dict()) for part in self._parts]
+        self._values = self._values or [_clone(flatten(part.state_dict())) for part in self._parts]
 
     def begin_epoch_end(self, *, is_behind: bool) -> None:
         """The script runs its code at the end of an epoch. If it ``is_behind``, the others have done so before."""
@@ -96,12 +95,13 @@ class ReceivedState:
             self.hold()
             self._load_before_end()
         else:
-            small = {name: values for name, part in self._named.items() if _is_small(values := part.state_dict())}
-            self._before_end = {"iteration": self._iteration() + 1, "parts": copy.deepcopy(small)}
+            flat = {name: _flatten(part.state_dict()) for name, part in self._named.items()}
+            small = {name: _copy(each) for name, each in flat.items() if each and _num_bytes(each) <= MOST_BYTES}
+            self._before_end = {"iteration": self._iteration() + 1, "parts": small}
             self._attributes.mark()
 
     def _load_before_end(self) -> None:
-        before = copy.deepcopy(self._before_end)
+        before = _copy(flatten(self._before_end))
         for name, values in before.get("parts", {}).items():
             self._named[name].load_state_dict(values)
         self._attributes.load_marked(before.get("attributes", {}))
@@ -119,13 +119,37 @@ class ReceivedState:
         self._values, self._has_begun = [], False
 
     def _restore(self) -> None:
+        """Load the parts that the script has changed; a `load_state_dict` may do more than once is right for."""
         for part, values in zip(self._parts, self._values, strict=False):
-            part.load_state_dict(copy.deepcopy(values))
+            now = _flatten(part.state_dict())
+            if now is None or not _is_same(now, values):
+                part.load_state_dict(_copy(values))
 
 
-def _is_small(values: dict[str, Any]) -> bool:
+def _flatten(values: dict[str, Any]) -> FlatState | None:
+    """None for what cannot be stored."""
     try:
-        flat = flatten(values)
+        return flatten(values)
     except StateError:
-        return False
-    return len(flat.skeleton) + sum(tensor.nbytes for tensor in flat.tensors) <= MOST_BYTES
+        return None
+
+
+def _num_bytes(flat: FlatState) -> int:
+    return len(flat.skeleton) + sum(tensor.nbytes for tensor in flat.tensors)
+
+
+def _clone(flat: FlatState) -> FlatState:
+    return FlatState(flat.skeleton, [tensor.clone() for tensor in flat.tensors])
+
+
+def _copy(flat: FlatState) -> dict[str, Any]:
+    """As a worker receives it: without gradient history, and with one tensor for what is the same memory."""
+    copied: dict[str, Any] = unflatten(flat.skeleton, _clone(flat).tensors)
+    return copied
+
+
+def _is_same(one: FlatState, other: FlatState) -> bool:
+    return one.skeleton == other.skeleton and all(
+        mine.device == its.device and torch.equal(byte_view(mine), byte_view(its))
+        for mine, its in zip(one.tensors, other.tensors, strict=True)
+    )
