@@ -141,6 +141,18 @@ async def test_what_is_followed_of_a_job_ends_although_its_events_are_gone(monit
         await answer.content.read()
 
 
+async def test_what_precedes_a_message_that_cannot_be_read_is_sent(monitors: Monitors, scene: Scene) -> None:
+    await scene.store_job(job(state=JobState.COMPLETED))
+    await announce(scene, 1)
+    await say(scene, "one")
+    await scene.learner.connection.request_store(subjects.log("job-1"), b"no log")
+    monitor = await monitors.start()
+    (event,) = await take(monitor, "/v1/jobs/job-1/logs?follow=1", 1, last="logs:0")
+    assert event.data["text"] == "one"
+    async with monitor.http.get("/v1/jobs/job-1/logs?follow=1", headers={"Last-Event-ID": event.id}) as answer:
+        assert answer.status == 204
+
+
 async def test_a_log_ends_when_its_job_is_deleted(monitors: Monitors, scene: Scene) -> None:
     await scene.store_job(job())
     await say(scene, "one")

@@ -76,19 +76,20 @@ class Reading(Generic[M, V]):
 
     async def has_after(self, place: str) -> bool:
         """Tell whether there is an entry after ``place`` now."""
-        sequence, _, num_sent = place.partition(".")
-        newest = await self.tail(1)
-        reached = (int(sequence), int(num_sent) if num_sent else float("inf"))
-        return any((entry.sequence, entry.number) > reached for entry in newest.entries)
+        after, num_sent = _position(place)
+        while (message := await self._replay.first_after(after)) and message.sequence is not None:
+            if any(entry.sequence > after + 1 or entry.number > num_sent for entry in self._entries(message)):
+                return True
+            after, num_sent = message.sequence, 0
+        return False
 
     async def follow(self, place: str) -> AsyncGenerator[Entry[V], None]:
         """Yield each entry after ``place``, for ever."""
-        sequence, _, num_sent = place.partition(".")
-        after = max(0, int(sequence) - 1) if num_sent else int(sequence)
+        after, num_sent = _position(place)
         async with aclosing(self._replay.follow(after=after)) as messages:
             async for message in messages:
                 for entry in self._entries(message):
-                    if entry.sequence != int(sequence) or entry.number > int(num_sent or 0):
+                    if entry.sequence != after + 1 or entry.number > num_sent:
                         yield entry
 
     def _entries(self, message: Received[M]) -> list[Entry[V]]:
@@ -99,6 +100,12 @@ class Reading(Generic[M, V]):
             Entry(self.name, message.sequence, number, number == len(views), message.stored, view)
             for number, view in enumerate(views, start=1)
         ]
+
+
+def _position(place: str) -> tuple[int, int]:
+    """Return the sequence after which ``place`` is, and how many entries of the message after that were sent."""
+    sequence, _, num_sent = place.partition(".")
+    return (int(sequence) - 1, int(num_sent)) if num_sent and int(sequence) else (int(sequence), 0)
 
 
 def merged(tails: Iterable[Newest[V]], *, num: int) -> list[Entry[V]]:
