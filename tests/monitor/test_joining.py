@@ -26,8 +26,8 @@ async def test_a_new_host_is_given_what_its_agent_needs(monitors: Monitors, scen
         probe="this pool",
         version=VERSION,
     )
-    for version in (VERSION, "0.0.1"):
-        status, answer = await monitor.post("/v1/hosts/gpu-7/join", {"incarnation": 0, "version": version})
+    for body in ({"version": VERSION}, {"version": "0.0.1"}, {"version": "9.9.9", "what": "this version lacks"}):
+        status, answer = await monitor.post("/v1/hosts/gpu-7/join", {"incarnation": 0, **body})
         assert (status, Admission.model_validate(answer)) == (200, expected)
 
 

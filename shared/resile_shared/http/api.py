@@ -278,7 +278,9 @@ class DrainHost(Message):
 
 
 class JoinHost(Message):
-    """The body of ``POST /v1/hosts/{host}/join``."""
+    """The body of ``POST /v1/hosts/{host}/join``. A later version may send more: it is answered with the pool's."""
+
+    model_config = ConfigDict(extra="ignore")
 
     incarnation: int = Field(
         default=0, ge=0, description="the newest that this machine knows of: a host may come back, but not join twice"
