@@ -353,6 +353,84 @@ def test_a_part_that_is_large_or_cannot_be_stored_is_not_kept_twice() -> None:
     assert copy_context().run(run) == ["buffers", "options of optimizer 0", "state small"]
 
 
+@pytest.mark.parametrize("ending", ["leaves", "stops"])
+@pytest.mark.parametrize("num_epochs", [1, 2, 3])
+def test_a_worker_that_was_behind_at_the_last_epoch_has_what_the_others_have(
+    ending: str, num_epochs: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its average of weights is found as it was after the code, which updates it again."""
+    monkeypatch.setattr("resile_learner.training.received.MOST_BYTES", 0)
+
+    def train(session: SoloSession) -> tuple[Any, ...]:
+        enter_session(session)
+        model, optimizer, schedule, _ = made()
+        average = AveragedModel(model)
+        loader: Any = DataLoader(samples(), batch_size=16)
+        _, _, loader, _ = prepare(model, optimizer, loader, schedule, state={"average": average}, num_shards=2)
+        for epoch in loader.epochs(EPOCHS):
+            for inputs, targets in loader:
+                F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+            average.update_parameters(model)
+            schedule.step()
+            if epoch + 1 == num_epochs and ending == "stops":
+                loader.stop()
+            elif epoch + 1 == num_epochs:
+                break
+        counts = average.n_averaged.item(), schedule.last_epoch, optimizer.param_groups[0]["lr"]
+        return counts, loader.result.params_sha256, loader.iteration, loader.iterations_total
+
+    def alone(session: SoloSession) -> tuple[Any, ...]:
+        return copy_context().run(train, session)
+
+    ahead = Recorded()
+    undisturbed = alone(ahead)
+    last = num_epochs * PER_EPOCH
+    assert alone(Losing(last, ahead.at_boundary[last + 1])) == undisturbed
+
+
+class Caching(Scaled):
+    """Keeps the size of its largest batch, longer than those that some workers train with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.largest = 10
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.largest = max(self.largest, len(inputs))
+        return super().forward(inputs)
+
+
+def test_what_a_forward_pass_keeps_stays_where_a_worker_was_behind_at_the_end_of_an_epoch() -> None:
+    """Another worker has seen it change while shards were computed, this one in the script's validation alone."""
+
+    def train(session: SoloSession, largest: int) -> str:
+        enter_session(session)
+        torch.manual_seed(0)
+        model = Caching()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        loader: Any
+        _, _, loader = prepare(model, optimizer, DataLoader(samples(), batch_size=16), num_shards=2)
+        for _ in loader.epochs(EPOCHS):
+            for inputs, targets in loader:
+                model.largest = max(model.largest, largest)
+                F.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+            with torch.no_grad():
+                model(torch.ones(24, 4))
+            model.temperature *= 0.9
+        sha: str = loader.result.params_sha256
+        return sha
+
+    def alone(session: SoloSession, largest: int) -> str:
+        return copy_context().run(train, session, largest)
+
+    ahead = Recorded()
+    undisturbed = alone(ahead, 20)
+    last = 2 * PER_EPOCH
+    assert alone(Losing(last, ahead.at_boundary[last + 1]), 10) == undisturbed
+
+
 class Sharing(nn.Module):
     """Two layers with one buffer."""
 

@@ -93,7 +93,7 @@ class ScriptAttributes:
             owner.mark()
 
     def changed_since_mark(self) -> dict[str, Any]:
-        """Return what `state_dict` does, with the values at the last mark; without those that were not there."""
+        """Return what `state_dict` does, with the values at the last mark, and the names that were not there."""
         self._look()
         return {name: owner.marked() for name, owner in self._owners.items() if owner.changed()}
 
@@ -159,13 +159,14 @@ class _Owner:
 
     def marked(self) -> dict[str, Any]:
         values = {name: self._marked.get(name, _ABSENT) for name in self.changed()}
-        return {name: value for name, value in values.items() if _is_stored(value)}
+        absent = [name for name, value in values.items() if value is _ABSENT]
+        return {"values": {name: value for name, value in values.items() if _is_stored(value)}, "absent": absent}
 
-    def load_marked(self, attributes: dict[str, Any]) -> None:
-        for name in self.changed().keys() - attributes.keys():
+    def load_marked(self, marked: dict[str, Any]) -> None:
+        for name in self.changed().keys() & set(marked["absent"]):
             del self._attributes[name]
-        self.load(attributes)
-        self._marked = attributes
+        self.load(marked["values"])
+        self._marked = marked["values"]
 
     def _read(self) -> list[Any]:
         if len(self._attributes) != self._size:

@@ -157,6 +157,8 @@ class ElasticLoader:
             try:
                 yield opened.epoch
             except GeneratorExit:  # `break`, `return` or an error: a generator cannot tell which
+                if self._is_behind:
+                    self._started.received.end_epoch()
                 self._departure.leave()
                 raise
             self._is_behind = False

@@ -258,7 +258,8 @@ class ElasticLoop:
 
         Judge by the reduced loss or metrics.
         """
-        self._state.progress.iterations_total = self.iteration + 1
+        if not self._protocol.result:  # of others, for a worker that was behind at the end
+            self._state.progress.iterations_total = self.iteration + 1
 
     def stop_before(self) -> None:
         """End the run before the open iteration, of which no shard was taken, on all workers alike."""
