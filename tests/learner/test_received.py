@@ -238,8 +238,9 @@ class RecordedJoiner(Joining):
 
 
 @pytest.mark.parametrize("lost_round", ROUNDS)
-def test_a_loop_by_hand_repeats_the_code_before_an_iteration_without_effect(lost_round: int) -> None:
-    def by_hand(session: SoloSession) -> str:
+@pytest.mark.parametrize("undoes", [False, True])
+def test_a_loop_by_hand_repeats_the_code_before_an_iteration_without_effect(lost_round: int, undoes: bool) -> None:
+    def by_hand(session: SoloSession, undoes: bool) -> str:
         enter_session(session)
         model, optimizer, _, progress = made()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -253,18 +254,19 @@ def test_a_loop_by_hand_repeats_the_code_before_an_iteration_without_effect(lost
                 iteration.backward(F.cross_entropy(model(inputs), targets))
             if iteration.exchange():
                 optimizer.step()
-            else:
+            elif undoes:
                 model.temperature /= 0.9
                 progress.begun -= 1
         assert loop.result is not None
         return f"{progress.begun} {loop.result.params_sha256}"
 
     def alone(session: SoloSession) -> str:
-        return copy_context().run(by_hand, session)
+        return copy_context().run(by_hand, session, undoes)
 
     ahead = Recorded()
     undisturbed = alone(ahead)
     assert undisturbed.startswith(f"{EPOCHS * PER_EPOCH} ")
+    assert alone(Losing(lost_round, None)) == undisturbed
     assert alone(Joining(ahead.at_boundary[lost_round])) == undisturbed
     assert alone(Joining(ahead.in_round[lost_round])) == undisturbed
 

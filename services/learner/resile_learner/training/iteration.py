@@ -89,6 +89,7 @@ class Iteration:
         watch: BodyWatch,
         on_begin: Callable[[], None],
         on_exchange: Callable[[], None],
+        on_lost: Callable[[], None],
     ) -> None:
         self.number = number
         self.turn = turn
@@ -126,13 +127,14 @@ class Iteration:
         self._watch = watch
         self._on_begin = on_begin
         self._on_exchange = on_exchange
+        self._on_lost = on_lost
         self._first_batch: Any = None
         """Of a shard 0 that is compared: its batch."""
         self._first_shard: ShardFingerprint | None = None
         self._is_spare = False
         """Whether the shard under way is another worker's, and counts for nothing."""
         self.has_begun = False
-        """Whether a shard was taken."""
+        """Whether a shard was taken, or there is none here."""
         self.refusal: ResileError | None = None
         self.num_exchanges = 0
         """More than one where a closure is evaluated several times."""
@@ -298,14 +300,17 @@ class Iteration:
             )
 
     def _begin_shard(self, leaf: int) -> None:
-        if not self.has_begun:
-            self._on_begin()
-        self.has_begun = True
+        self._begin()
         self._phases.enter("compute")
         self._determinism.apply()
         self._buffers.restore()
         self._gradients.clear()
         seed_all(mix(self._seed, "compute", self._batch_number, leaf))
+
+    def _begin(self) -> None:
+        if not self.has_begun:
+            self._on_begin()
+        self.has_begun = True
 
     def backward(self, loss: Tensor, *, scaler: Any = None, **metrics: Tensor | float) -> None:
         """Compute the gradients of the current shard from its mean ``loss``, a scalar.
@@ -383,6 +388,7 @@ class Iteration:
             raise UsageError(
                 "iteration.exchange() was called before all shards were computed: take all of iteration.shards() first"
             )
+        self._begin()
         self._on_exchange()
         self._gradients.push_rest(self._round.exchange.push)
         if self._first_shard and self._held.lo == 0 and self.num_held:
@@ -401,6 +407,7 @@ class Iteration:
             self.lost = lost
             if self._is_in_closure:
                 raise EvaluationAbandoned from lost
+            self._on_lost()
             return False
         totals = self.outcome.totals
         self.metrics = dict(totals.scalars)

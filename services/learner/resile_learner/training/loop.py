@@ -399,6 +399,7 @@ class ElasticLoop:
             watch=self._watch.body,
             on_begin=self._on_begin,
             on_exchange=self._on_exchange,
+            on_lost=self._on_lost,
         )
         steps = self._watch.steps[turn]
         self.received.open_iteration(is_in_epoch=self.has_epochs and (position.sample > 0 or turn > 0))
@@ -453,6 +454,11 @@ class ElasticLoop:
     def _on_exchange(self) -> None:
         self._state.note_modes()
         self.attributes.open()
+
+    def _on_lost(self) -> None:
+        if not self.has_epochs:
+            self._buffers.restore()
+            self.received.abandon_iteration()
 
     @property
     def _has_begun(self) -> bool:
@@ -512,6 +518,7 @@ class _Computation:
 
     def discard_round(self) -> None:
         self._loop._buffers.restore()
+        self._loop.received.restore()
 
     def begin_membership(self) -> None:
         self._loop._shards.restart()

@@ -58,7 +58,8 @@ class ReceivedState:
         self._has_begun = False
         """Whether the state received last, of which no shard was computed, has what the script does before one."""
         self._is_new = False
-        self._values: list[FlatState] = []
+        self._values: list[FlatState | None] = []
+        """None for a part that cannot be stored."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return whether the script's code before the next iteration has run, and what that after an epoch found."""
@@ -87,7 +88,14 @@ class ReceivedState:
 
     def hold(self) -> None:
         """Keep copies of what is in place now."""
-        self._values = self._values or [_clone(flatten(part.state_dict())) for part in self._parts]
+        if not self._values:
+            flat = [_flatten(part.state_dict()) for part in self._parts]
+            self._values = [each and _clone(each) for each in flat]
+
+    def abandon_iteration(self) -> None:
+        """The script repeats the iteration under way, and with it its code before the first shard."""
+        self.hold()
+        self._has_begun = True
 
     def begin_epoch_end(self, *, is_behind: bool) -> None:
         """The script runs its code at the end of an epoch. If it ``is_behind``, the others have done so before."""
@@ -108,21 +116,21 @@ class ReceivedState:
 
     def end_epoch(self) -> None:
         """The script of a worker that was behind has run its code at the end of an epoch."""
-        self._restore()
+        self.restore()
         if not self._has_begun:
             self._values = []
 
     def begin_iteration(self) -> None:
         """The script has run its code before the first shard of an iteration."""
         if self._has_begun:
-            self._restore()
+            self.restore()
         self._values, self._has_begun = [], False
 
-    def _restore(self) -> None:
-        """Load the parts that the script has changed; a `load_state_dict` may do more than once is right for."""
+    def restore(self) -> None:
+        """Load the parts that the script has changed since `hold`; others may not bear to be loaded twice."""
         for part, values in zip(self._parts, self._values, strict=False):
-            now = _flatten(part.state_dict())
-            if now is None or not _is_same(now, values):
+            now = values and _flatten(part.state_dict())
+            if values and not (now and _is_same(now, values)):
                 part.load_state_dict(_copy(values))
 
 
