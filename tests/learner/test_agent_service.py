@@ -83,6 +83,7 @@ async def test_a_job_is_founded_grown_shrunk_and_completed_as_its_allocations_sa
     stage.hurry.touch()
     await until(lambda: stage.worker("job-1", 0).state == "gone")
     assert stage.exit("job-1", 0).kind == "finished"
+    await until(lambda: stage.said("job-1", "completed"))
     facts = [report.content.kind for report in stage.reports if report.content.kind != "progress"]
     assert [kind for kind in facts if kind not in ("ready", "left")] == ["switched"] * 3 + ["completed"]
     assert stage.reports[-1].content.kind == "completed"

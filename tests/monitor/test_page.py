@@ -51,11 +51,13 @@ HIDE = """(isHidden) => {
 }"""
 HIDDEN_LOOK_MS, END_MS = 21_000, 11_000
 """After which a hidden page has asked for the jobs again, and after which it no longer follows one that is over."""
-IS_UNSCALED = """(chart) => {
+IS_UNSCALED = """(selector) => {
+  const chart = document.querySelector(selector);
   const box = chart.getBoundingClientRect();
   const texts = [...chart.querySelectorAll("text")].map((text) => text.getBoundingClientRect());
   return Math.abs(box.height - chart.viewBox.baseVal.height) < 1 && texts.every(({ right }) => right <= box.right + 1);
 }"""
+"""True in each frame that is shown: a chart is drawn again before the next one, once its width has changed."""
 BEGIN = datetime.now(UTC) - timedelta(minutes=4)
 PLACES = {
     "jobs/job-1": ".readout >> text=loss 0.05128 at iteration 39",
@@ -450,7 +452,7 @@ async def test_nobody_is_kept_out(monitors: Monitors, scene: Scene, scheme: Any)
         await make_scene(scene)
         await seen.waits_for(".feed", "lost")
         assert await serious_faults(seen.page) == []
-        assert await seen.page.locator("svg[role=img]").evaluate(IS_UNSCALED)
+        await seen.page.wait_for_function(IS_UNSCALED, arg="svg[role=img]")
         await seen.picture(f"pool-{scheme}")
         for place, shown in PLACES.items():
             await seen.page.goto(f"{monitor.url}/#/{place}")
@@ -492,7 +494,7 @@ async def test_a_change_is_shown_step_by_step(monitors: Monitors, scene: Scene, 
         await seen.page.wait_for_url(f"**/#/jobs/job-1/changes/{trace}")
         await seen.waits_for(".summary", "digits was submitted at")
         await expect(seen.page.locator(".step")).to_have_count(3)
-        assert await seen.page.locator(".waterfall svg").evaluate(IS_UNSCALED)
+        await seen.page.wait_for_function(IS_UNSCALED, arg=".waterfall svg")
         await seen.picture(f"change-{scheme}")
         await expect(seen.page.locator(".waterfall .legend li")).to_have_text(["learner"])
         await seen.waits_for(".step", "form generation")
