@@ -13,15 +13,16 @@ from resile_shared.bus import subjects
 from resile_shared.bus.buckets import Bucket, FencedError
 from resile_shared.bus.client import Bus
 from resile_shared.bus.envelope import Received
-from resile_shared.bus.subjects import ALLOCATIONS, JOBS, LEASE
+from resile_shared.bus.subjects import ALLOCATIONS, EVENTS, JOBS, LEASE
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.commands import Accepted
 from resile_shared.messages.instructions import AssignJobs, Instruction, PauseWorkers
-from resile_shared.messages.jobs import HistoryItem, JobRecord, JobState
+from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobState
 from resile_shared.messages.message import at
 from resile_shared.testing.fixtures import Pool
+from resile_shared.testing.waiting import until
 
-from .full_bus import limit_records
+from .full_bus import limit_events, limit_records
 from .test_core import spec
 
 LONG = 60.0
@@ -196,3 +197,26 @@ async def test_an_end_that_the_bus_refuses_even_in_brief_is_stored_once_it_can_b
     assert [item.kind for item in stored.unpublished] == ["stopped"]
     for task in tasks:
         task.cancel()
+
+
+async def test_an_event_that_the_bus_refuses_is_published_once_it_can_be(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(resile_scheduler.executor, "RETRY_SECONDS", 0.05)
+    bus = await pool.bus("scheduler")
+    _, executor = await leader(bus, "leader")
+    await executor.read()
+    await limit_events(bus, max_bytes=10)
+    item = HistoryItem(number=1, time=at(1001.0), kind="stopped", generation=0, workers=0, slots=(), iteration=0)
+    ended = record("job-1").model_copy(update={"state": JobState.STOPPED, "num_items": 1})
+    await carry_out(executor, Batch(records=((ended, (item,)),)))
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(work) for work in (executor.publish(), executor.retry())]
+        await until(lambda: "history not published job=job-1" in caplog.text)
+        await limit_events(bus, max_bytes=-1)
+        events = bus.read_stream(EVENTS, JobEvent, subject=subjects.job_events("job-1"))
+        async with aclosing(events.follow(after=0)) as published:
+            assert (await anext(published)).message.item == item
+        await until(lambda: not executor.num_unpublished)
+        for task in tasks:
+            task.cancel()

@@ -203,11 +203,14 @@ class Executor:
                 await self._outbox.flush(job)
 
     async def retry(self) -> None:
-        """Store the ends of jobs again that the bus has refused even in brief, forever."""
+        """Store the ends of jobs again that the bus has refused even in brief, and publish what it refused, forever."""
         while True:
             await asyncio.sleep(RETRY_SECONDS)
             if self._unstored:
                 self.put(Batch(retries=True))
+            if self._to_publish.empty():
+                for job in self._outbox.jobs:
+                    self._to_publish.put_nowait((job, get_current()))
 
     async def _execute(self, batch: Batch) -> None:
         records = [(record, ()) for record in self._unstored.values()] if batch.retries else batch.records

@@ -37,6 +37,11 @@ class Outbox:
             self._stored[record.job] = record
 
     @property
+    def jobs(self) -> tuple[str, ...]:
+        """Those with items that are stored and may not be published."""
+        return tuple(self._stored)
+
+    @property
     def num_unpublished(self) -> int:
         """How many items of all jobs are stored and may not be published."""
         return sum(len(self.unpublished(job)) for job in self._stored)
@@ -48,7 +53,7 @@ class Outbox:
         return tuple(item for item in record.unpublished if item.number > number) if record else ()
 
     async def flush(self, job: str) -> None:
-        """Publish what is not published of ``job``. What the bus refuses stays unpublished."""
+        """Publish what is not published of ``job``. What the bus refuses stays unpublished until the next call."""
         async with self._lock:
             try:
                 while items := self.unpublished(job):
