@@ -13,16 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..state.flat import FlatState, flatten, unflatten
-from ..state.memory import StateError, byte_view
+from ..state.memory import StateError
 from ..state.optimizer import OptimizerOptions
 from ..state.run import BufferValues, Stateful
 from .attributes import ScriptAttributes
 
 MOST_BYTES = 1 << 20
 """A part that is larger is not kept as it was before the code at the end of an epoch, such as an average of weights."""
+
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
+"""By the bytes of an element; larger ones are compared as several integers."""
 
 
 class ReceivedState:
@@ -158,6 +161,11 @@ def _copy(flat: FlatState) -> dict[str, Any]:
 
 def _is_same(one: FlatState, other: FlatState) -> bool:
     return one.skeleton == other.skeleton and all(
-        mine.device == its.device and torch.equal(byte_view(mine), byte_view(its))
+        mine.device == its.device and torch.equal(_integers(mine), _integers(its))
         for mine, its in zip(one.tensors, other.tensors, strict=True)
     )
+
+
+def _integers(tensor: Tensor) -> Tensor:
+    """View the bits: values of zero have two, and that of no number differs from itself."""
+    return tensor.reshape(-1).view(_INTEGERS.get(tensor.element_size(), torch.int64))
