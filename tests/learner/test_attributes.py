@@ -3,7 +3,7 @@
 import weakref
 from collections import deque
 from collections.abc import Callable
-from contextvars import copy_context
+from contextvars import Context
 from functools import wraps
 from typing import Any
 
@@ -73,7 +73,7 @@ def in_own_context(test: Callable[[], None]) -> Callable[[], None]:
 
     @wraps(test)
     def run() -> None:
-        copy_context().run(test)
+        Context().run(test)
 
     return run
 
@@ -313,7 +313,7 @@ def warned(session: Listening, change: Callable[[Remembering, Any], None], place
             if place == "end":
                 change(model, optimizer)
 
-    copy_context().run(run)
+    Context().run(run)
     return [text.split()[0] for text in session.warnings]
 
 

@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextvars import copy_context
+from contextvars import Context
 from itertools import repeat
 from typing import Any
 
@@ -141,7 +141,7 @@ def test_a_batch_sampler_that_workers_cannot_follow_is_refused(sampler: Any, com
 )
 def test_settings_that_cut_batches_otherwise_are_refused(more: Any, complaint: str) -> None:
     with pytest.raises(UsageError, match=complaint):
-        copy_context().run(lambda: train(Own(buckets), **more))
+        Context().run(lambda: train(Own(buckets), **more))
 
 
 def train(batches: Any, **more: Any) -> Any:
@@ -158,6 +158,6 @@ def train(batches: Any, **more: Any) -> Any:
 
 
 def test_the_ledger_follows_the_batches_that_were_drawn() -> None:
-    sizes, epochs = copy_context().run(lambda: train(Own(buckets)))
+    sizes, epochs = Context().run(lambda: train(Own(buckets)))
     assert sorted(sizes[:5]) == sorted(sizes[5:]) == sorted(LENGTHS)
     assert [(epoch.samples, epoch.once, epoch.never, epoch.as_drawn) for epoch in epochs] == [(30, 27, 3, True)] * 2

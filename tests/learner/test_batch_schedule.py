@@ -2,7 +2,7 @@
 
 import multiprocessing
 from collections.abc import Callable, Iterator
-from contextvars import copy_context
+from contextvars import Context
 from dataclasses import replace
 from typing import Any
 
@@ -173,7 +173,7 @@ def run(
         assert not multiprocessing.active_children(), "whatever still refers to the loop"
         return loop.result
 
-    result = copy_context().run(train)
+    result = Context().run(train)
     return result, seen
 
 
@@ -289,7 +289,7 @@ def test_a_step_that_raises_does_not_scale_the_next_one_twice() -> None:
                 optimizer.register_step_pre_hook(lambda *_: rates.append(optimizer.param_groups[0]["lr"]))
                 optimizer.step()
 
-    copy_context().run(train)
+    Context().run(train)
     assert rates == [0.2]
 
 
@@ -319,7 +319,7 @@ def test_a_range_that_cannot_work_is_refused(settings: dict[str, Any], message: 
         torch.optim.SGD(model.parameters(), lr=0.1),
     )
     with pytest.raises(UsageError, match=message):
-        copy_context().run(lambda: elastic.train(batch_size=32, **settings))
+        Context().run(lambda: elastic.train(batch_size=32, **settings))
 
 
 def test_a_range_that_could_leave_nothing_to_train_on_is_refused_at_once() -> None:
@@ -331,7 +331,7 @@ def test_a_range_that_could_leave_nothing_to_train_on_is_refused_at_once() -> No
         ElasticLoop(model, optimizer, data, batch_size=32, batch_range=(32, 512), drop_last=True)
 
     with pytest.raises(UsageError, match="500 samples do not fill a batch of 512"):
-        copy_context().run(call)
+        Context().run(call)
 
 
 def test_a_replay_that_the_training_call_does_not_allow_is_refused() -> None:

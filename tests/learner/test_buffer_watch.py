@@ -1,6 +1,6 @@
 """Buffers that no worker would exchange are refused by name, unless they are caches."""
 
-from contextvars import copy_context
+from contextvars import Context
 
 import pytest
 import torch
@@ -58,7 +58,7 @@ def train(module: nn.Module) -> None:
             if iteration.exchange():
                 optimizer.step()
 
-    copy_context().run(run)
+    Context().run(run)
 
 
 def test_a_persistent_buffer_that_a_forward_pass_creates_is_refused() -> None:

@@ -1,7 +1,7 @@
 """Steps that evaluate a closure several times: the bits of the plain loop, undone as a whole, mistakes named."""
 
 from collections.abc import Callable
-from contextvars import copy_context
+from contextvars import Context
 from threading import enumerate as all_threads
 from typing import Any
 
@@ -131,7 +131,7 @@ def written(name: str, num_shards: int = 4, session: SoloSession | None = None, 
 
 
 def alone(call: Callable[[], Any]) -> Any:
-    return copy_context().run(call)
+    return Context().run(call)
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

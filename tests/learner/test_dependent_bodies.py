@@ -3,7 +3,7 @@
 import copy
 import random
 from collections.abc import Callable
-from contextvars import copy_context
+from contextvars import Context
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,7 @@ class Body:
             assert self.loader.result
             return self.loader.result.params_sha256
 
-        sha = copy_context().run(run)
+        sha = Context().run(run)
         assert isinstance(sha, str)
         return sha
 
@@ -436,7 +436,7 @@ def test_the_loop_written_by_hand_is_watched_alike() -> None:
                 optimizer.step()
 
     with pytest.raises(UsageError, match="the optimizer's lr changed"):
-        copy_context().run(run)
+        Context().run(run)
 
 
 def test_the_search_for_averages_ends_with_the_third_iteration() -> None:
@@ -563,7 +563,7 @@ def test_worker_processes_of_a_loader_see_what_a_script_changes_in_its_dataset_b
             losses.append(loader.loss)
         return losses
 
-    assert copy_context().run(train, 1) == copy_context().run(train, 0)
+    assert Context().run(train, 1) == Context().run(train, 0)
 
 
 def test_a_prepared_loader_has_the_batch_size_of_the_one_that_it_was_made_of() -> None:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
-from contextvars import copy_context
+from contextvars import Context
 from typing import Any
 
 import numpy as np
@@ -40,7 +40,7 @@ def train(body: Callable[[nn.Module, Tensor, Iteration], Tensor], after: Callabl
         assert loop.result is not None
         return loop.result.bits
 
-    return copy_context().run(run)
+    return Context().run(run)
 
 
 def plainly(model: nn.Module, inputs: Tensor, iteration: Iteration) -> Tensor:

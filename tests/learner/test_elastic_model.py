@@ -1,7 +1,7 @@
 """ElasticModel takes samples of any form with the same bits, and tells its callbacks and its caller the scores."""
 
 from collections.abc import Mapping
-from contextvars import copy_context
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -69,7 +69,7 @@ def train(form: Any) -> tuple[ElasticModel, Seen]:
         assert elastic.train(epochs=3, batch_size=8) is elastic.result
         return elastic, seen
 
-    return copy_context().run(run)
+    return Context().run(run)
 
 
 def test_tuples_of_any_length_and_dicts_have_the_bits_of_pairs() -> None:

@@ -1,7 +1,7 @@
 """A metric that only some shards have is named: its mean over the global batch would be wrong."""
 
 from collections.abc import Callable
-from contextvars import copy_context
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -44,7 +44,7 @@ def train(metrics: Callable[[int], dict[str, float]], **options: Any) -> None:
             if iteration.exchange():
                 optimizer.step()
 
-    copy_context().run(run)
+    Context().run(run)
 
 
 @pytest.mark.parametrize(

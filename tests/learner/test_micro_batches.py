@@ -1,6 +1,6 @@
 """The mode fast with a limit of samples: a worker computes its share of a batch in several passes."""
 
-from contextvars import copy_context
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -57,7 +57,7 @@ class Trained:
         self.session = Heard()
         self.gradients: list[list[Tensor]] = []
         self.losses: list[float] = []
-        copy_context().run(self._train, micro_batch_size, {"mode": "fast", "batch_size": 30, **options})
+        Context().run(self._train, micro_batch_size, {"mode": "fast", "batch_size": 30, **options})
 
     def _train(self, micro_batch_size: int | None, options: dict[str, Any]) -> None:
         enter_session(self.session)
@@ -126,7 +126,7 @@ def test_a_validation_has_no_larger_passes() -> None:
         )
         return model.sizes
 
-    sizes = copy_context().run(train)
+    sizes = Context().run(train)
     assert max(sizes) <= 9
     assert sum(sizes) == 2 * SAMPLES
 
@@ -150,7 +150,7 @@ def prepared(batch_size: int, **options: Any) -> list[int]:
             assert num_batches == len(loader)
         return net.sizes
 
-    return copy_context().run(train)
+    return Context().run(train)
 
 
 def test_an_ordinary_loop_gets_a_batch_for_each_pass() -> None:

@@ -1,6 +1,6 @@
 """The gradient noise scale: known where the problem says what it is."""
 
-from contextvars import copy_context
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -96,7 +96,7 @@ def measured(
             else:
                 optimizer.step()
 
-    copy_context().run(train)
+    Context().run(train)
     return session.noise_scale
 
 

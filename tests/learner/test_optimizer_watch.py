@@ -1,7 +1,7 @@
 """What a script does with its optimizer that other workers could not know, or did not do alike, is named."""
 
 from collections.abc import Callable
-from contextvars import copy_context
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -57,7 +57,7 @@ def train(
             if iteration.exchange():
                 (update or (lambda _: optimizer.step()))(iteration)
 
-    copy_context().run(run)
+    Context().run(run)
     return digests
 
 

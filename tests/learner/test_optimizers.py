@@ -1,7 +1,7 @@
 """Every optimizer of PyTorch trains parameters of every layout as a plain loop does, bit for bit."""
 
 from collections.abc import Callable, Iterable
-from contextvars import copy_context
+from contextvars import Context
 
 import pytest
 import torch
@@ -111,7 +111,7 @@ def test_one_shard_gives_the_parameters_of_a_plain_loop(name: str) -> None:
     # PyTorch's fused optimizers update a parameter with gaps wrongly by themselves.
     gaps = not name.endswith("fused")
     expected = by_a_plain_loop(OPTIMIZERS[name], gaps=gaps)
-    trained = copy_context().run(elastically, OPTIMIZERS[name], gaps=gaps)
+    trained = Context().run(elastically, OPTIMIZERS[name], gaps=gaps)
     for (path, parameter), plain in zip(trained.named_parameters(), expected.parameters(), strict=True):
         assert torch.equal(parameter, plain), path
 

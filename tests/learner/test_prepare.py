@@ -4,7 +4,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from contextvars import copy_context
+from contextvars import Context
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -37,7 +37,7 @@ WEIGHTED = WeightedRandomSampler([1.0 + index % 3 for index in range(45)], num_s
 
 def alone(call: Callable[[], Any]) -> Any:
     """Run ``call`` as a script of its own, with its one training call."""
-    return copy_context().run(call)
+    return Context().run(call)
 
 
 def data(size: int = 45) -> TensorDataset:

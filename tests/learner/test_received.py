@@ -3,7 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextvars import copy_context
+from contextvars import Context
 from pathlib import Path
 from typing import Any
 
@@ -165,7 +165,7 @@ def trained(session: SoloSession, dataset: Any) -> tuple[str, dict[str, Any]]:
             **vars(progress),
         }
 
-    return copy_context().run(run)
+    return Context().run(run)
 
 
 def plain() -> dict[str, Any]:
@@ -261,7 +261,7 @@ def test_a_loop_by_hand_repeats_the_code_before_an_iteration_without_effect(lost
         return f"{progress.begun} {loop.result.params_sha256}"
 
     def alone(session: SoloSession) -> str:
-        return copy_context().run(by_hand, session, undoes)
+        return Context().run(by_hand, session, undoes)
 
     ahead = Recorded()
     undisturbed = alone(ahead)
@@ -314,7 +314,7 @@ def stopped(session: SoloSession, dataset: Any, *, patience: int, repeats: bool)
         sha = loader.result.params_sha256
         return sha, loader.result.iterations, loader.iteration, loader.epoch, found, vars(progress), model.temperature
 
-    return copy_context().run(run)
+    return Context().run(run)
 
 
 @DATASETS
@@ -352,7 +352,7 @@ def test_a_part_that_is_large_or_cannot_be_stored_is_not_kept_twice() -> None:
                 optimizer.step()
         return list(loader._loop.received.state_dict()["before_end"]["parts"])
 
-    assert copy_context().run(run) == ["buffers", "options of optimizer 0", "state small"]
+    assert Context().run(run) == ["buffers", "options of optimizer 0", "state small"]
 
 
 @pytest.mark.parametrize("ending", ["leaves", "stops"])
@@ -383,7 +383,7 @@ def test_a_worker_that_was_behind_at_the_last_epoch_has_what_the_others_have(
         return counts, loader.result.params_sha256, loader.iteration, loader.iterations_total
 
     def alone(session: SoloSession) -> tuple[Any, ...]:
-        return copy_context().run(train, session)
+        return Context().run(train, session)
 
     ahead = Recorded()
     undisturbed = alone(ahead)
@@ -425,7 +425,7 @@ def test_what_a_forward_pass_keeps_stays_where_a_worker_was_behind_at_the_end_of
         return sha
 
     def alone(session: SoloSession, largest: int) -> str:
-        return copy_context().run(train, session, largest)
+        return Context().run(train, session, largest)
 
     ahead = Recorded()
     undisturbed = alone(ahead, 20)
@@ -464,7 +464,7 @@ def test_layers_that_share_a_buffer_still_share_it(lost_round: int) -> None:
         return loader.result.params_sha256, model.first.scale.item(), model.second.scale.item()
 
     def alone(session: SoloSession) -> tuple[str, float, float]:
-        return copy_context().run(train, session)
+        return Context().run(train, session)
 
     ahead = Recorded()
     undisturbed = alone(ahead)
@@ -506,7 +506,7 @@ def test_a_part_that_the_script_has_not_changed_is_loaded_once_and_may_have_a_gr
         return len(appended.values)
 
     def alone(session: SoloSession) -> int:
-        return copy_context().run(train, session)
+        return Context().run(train, session)
 
     ahead = Recorded()
     assert alone(ahead) == 1

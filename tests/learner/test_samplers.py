@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from contextvars import copy_context
+from contextvars import Context
 from itertools import repeat
 from typing import Any
 
@@ -112,7 +112,7 @@ def test_the_ledger_counts_what_was_drawn() -> None:
                 optimizer.step()
         return loop.result, loop._protocol._ledger.epochs()
 
-    result, (epoch,) = copy_context().run(run)
+    result, (epoch,) = Context().run(run)
     assert result.iterations == 2
     assert result.samples_seen == 6
     assert (epoch.samples, epoch.once, epoch.more, epoch.never, epoch.as_drawn) == (5, 2, 2, 1, True)

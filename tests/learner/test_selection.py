@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from contextvars import copy_context
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -62,7 +62,7 @@ def train(
         )
         return elastic.train(batch_size=8, **options), optimizer
 
-    return copy_context().run(run)
+    return Context().run(run)
 
 
 def learning_rate(optimizer: torch.optim.Optimizer) -> float:
@@ -138,7 +138,7 @@ def test_a_score_that_the_validation_lacks_is_refused_in_a_loop_by_hand() -> Non
                 optimizer.step()
 
     with pytest.raises(UsageError, match='no score "accuracy"'):
-        copy_context().run(run)
+        Context().run(run)
 
 
 Scores = st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, math.nan]), min_size=1, max_size=12)
@@ -265,7 +265,7 @@ def test_random_numbers_after_a_validation_do_not_depend_on_the_shards_that_a_wo
                 optimizer.step()
         return drawn
 
-    drawn = [copy_context().run(run, num_shards) for num_shards in (1, 4)]
+    drawn = [Context().run(run, num_shards) for num_shards in (1, 4)]
     assert drawn[0] == drawn[1]
     assert len(set(drawn[0])) == 2 * 2 + 1, "of the scores and of the iteration that follows they are the same"
 
@@ -288,7 +288,7 @@ def test_the_epoch_of_the_loop_is_the_same_in_all_callbacks_and_in_all_kinds_of_
             seen.append((epoch, loader.epoch))
         return [*seen, (1, loader.epoch)]
 
-    assert all(epoch == counted for epoch, counted in copy_context().run(prepared))
+    assert all(epoch == counted for epoch, counted in Context().run(prepared))
 
     def by_hand() -> None:
         model, optimizer = make()
@@ -302,4 +302,4 @@ def test_the_epoch_of_the_loop_is_the_same_in_all_callbacks_and_in_all_kinds_of_
             assert loop.epoch == iteration.epoch
         assert loop.epoch == 1
 
-    copy_context().run(by_hand)
+    Context().run(by_hand)

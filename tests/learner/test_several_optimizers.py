@@ -1,6 +1,6 @@
 """Several models and optimizers in one loop: the bits of the plain loop, each with its own exchange; mistakes named."""
 
-from contextvars import copy_context
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -89,12 +89,12 @@ def elastically(num_shards: int, body: Any = None) -> tuple[str, Any]:
         assert loader.result.params_sha256 == pair.sha()
         return pair.sha(), (loader, len(loader), whole, pair)
 
-    outcome: tuple[str, Any] = copy_context().run(run)
+    outcome: tuple[str, Any] = Context().run(run)
     return outcome
 
 
 def test_two_optimizers_that_take_turns_have_the_bits_of_the_plain_loop() -> None:
-    assert elastically(1)[0] == copy_context().run(plainly)
+    assert elastically(1)[0] == Context().run(plainly)
 
 
 def test_each_optimizer_has_an_iteration_of_each_batch() -> None:

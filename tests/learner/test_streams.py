@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Iterator
-from contextvars import copy_context
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -487,7 +487,7 @@ def test_no_more_samples_are_kept_than_those_of_a_batch_and_two_more() -> None:
 
 
 def alone(call: Any) -> Any:
-    return copy_context().run(call)
+    return Context().run(call)
 
 
 def train(dataset: Any, **more: Any) -> Any:

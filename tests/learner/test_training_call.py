@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from contextvars import copy_context
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -21,7 +21,7 @@ from resile_shared.errors import ResileError, UsageError
 
 def alone(call: Callable[[], Any]) -> Any:
     """Run ``call`` as a script of its own, with its one training call."""
-    return copy_context().run(call)
+    return Context().run(call)
 
 
 def data(size: int = 40) -> TensorDataset:

@@ -1,7 +1,7 @@
 """Training that would be wrong in silence is refused by name: each case fails loudly, and what is right passes."""
 
 from collections.abc import Callable
-from contextvars import copy_context
+from contextvars import Context
 from typing import Any
 
 import pytest
@@ -48,7 +48,7 @@ def by_loop(
                 if schedule:
                     schedule.step()
 
-    copy_context().run(run)
+    Context().run(run)
 
 
 def by_call(loss_fn: Loss = F.cross_entropy, *, make_schedule: Schedule | None = None) -> None:
@@ -62,7 +62,7 @@ def by_call(loss_fn: Loss = F.cross_entropy, *, make_schedule: Schedule | None =
             epochs=4, batch_size=16, num_shards=2
         )
 
-    copy_context().run(run)
+    Context().run(run)
 
 
 def by_prepare(
@@ -84,7 +84,7 @@ def by_prepare(
             if each_epoch:
                 schedule.step()
 
-    copy_context().run(run)
+    Context().run(run)
 
 
 def summed(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -216,6 +216,6 @@ def test_a_scaler_that_the_training_call_was_not_given_is_named(is_enabled: bool
 
     if is_enabled:
         with pytest.raises(UsageError, match=r"GradScaler that the training call was not given.*grad_scaler=scaler"):
-            copy_context().run(run)
+            Context().run(run)
     else:
-        assert copy_context().run(run).iterations == 3
+        assert Context().run(run).iterations == 3
