@@ -19,8 +19,6 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset, WeightedRandomSampler
 
 from resile.training import Callback, ElasticLoader, ElasticLoop, ElasticModel, Iteration, prepare, seed
-from resile_learner.collectives.device.exchange import ExchangeRound
-from resile_learner.collectives.spec import Abandoned, RoundSpec
 from resile_learner.hints import hint_about_gradients
 from resile_learner.messages import Ready
 from resile_learner.session import SoloSession, complete_left, enter_session
@@ -29,6 +27,8 @@ from resile_learner.state.run import RunState
 from resile_learner.training.reports import Result
 from resile_learner.training.seeds import mix
 from resile_shared.errors import UsageError
+
+from .recorded_sessions import Losing, Recorded
 
 EPOCHS = 3
 BATCHES: Any = [[1, 2], [3]]
@@ -535,47 +535,6 @@ def test_backward_is_pytorchs_own_again_after_each_batch() -> None:
     assert [*between, torch.autograd.backward] == [own] * 4
 
 
-class Recorded(SoloSession):
-    """Keeps a copy of the state with which each round begins."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.states: dict[int, tuple[bytes, list[torch.Tensor]]] = {}
-
-    def join(self, ready: Ready, state: RunState) -> bool:
-        self._state = state
-        return super().join(ready, state)
-
-    def begin(self, spec: RoundSpec) -> ExchangeRound:
-        flat = self._state.flatten()
-        self.states[spec.tag.round] = flat.skeleton, [tensor.clone() for tensor in flat.tensors]
-        return super().begin(spec)
-
-
-class Behind(Recorded):
-    """Abandons one exchange, and then receives what the others had come to."""
-
-    def __init__(self, ahead: Recorded, *, lost_round: int) -> None:
-        super().__init__()
-        self._ahead = ahead
-        self._lost_round: int | None = lost_round
-
-    def begin(self, spec: RoundSpec) -> ExchangeRound:
-        opened = super().begin(spec)
-        if spec.tag.round == self._lost_round:
-            self._lost_round = None
-
-            def finish(header: bytes) -> tuple[bytes, ...]:
-                raise Abandoned(1, "it was killed")
-
-            opened.finish = finish  # type: ignore[method-assign]
-        return opened
-
-    def recover(self, lost: Abandoned, *, next_round: int, state: RunState) -> bool:
-        state.load(*self._ahead.states[next_round + 1])
-        return True
-
-
 @pytest.mark.parametrize("lost_round", [1, 2, 3, 5])
 def test_a_worker_that_was_behind_at_the_end_of_an_epoch_goes_on_with_the_state_of_the_others(lost_round: int) -> None:
     """Round 0 compares facts, and an epoch has two iterations. The schedule stepped there, and does not step again."""
@@ -598,7 +557,7 @@ def test_a_worker_that_was_behind_at_the_end_of_an_epoch_goes_on_with_the_state_
     ahead = Recorded()
     undisturbed = alone(lambda: run(ahead))
     assert undisturbed[1] == [(0, 0.5), (1, 0.25), (2, 0.125)]
-    assert alone(lambda: run(Behind(ahead, lost_round=lost_round))) == undisturbed
+    assert alone(lambda: run(Losing(lost_round, ahead.at_boundary[lost_round + 1]))) == undisturbed
 
 
 class Waited:
@@ -639,7 +598,7 @@ def test_a_worker_that_was_behind_at_the_end_of_an_epoch_counts_it_once(lost_rou
 
     ahead = Recorded()
     undisturbed = alone(lambda: run(ahead))
-    counts = alone(lambda: run(Behind(ahead, lost_round=lost_round)))
+    counts = alone(lambda: run(Losing(lost_round, ahead.at_boundary[lost_round + 1])))
     assert isinstance(counts, list)
     assert isinstance(undisturbed, list)
     assert sorted(set(counts)) == sorted(set(undisturbed)) == [0, 1, 2]
@@ -664,7 +623,7 @@ def test_the_state_has_the_modes_of_training_where_one_worker_alone_validates() 
                 optimizer.step()
             if validates:
                 model.eval()
-        return [unflatten(*state)["modules"] for state in session.states.values()]
+        return [unflatten(*state)["modules"] for state in session.at_boundary.values()]
 
     validating, other = (alone(lambda each=each: run(Recorded(), validates=each)) for each in (True, False))
     assert validating == other
@@ -759,7 +718,7 @@ def test_a_worker_that_was_behind_leaves_the_loop_with_the_others(place: str, lo
     """Round 4 is the last iteration of epoch 1, which ends the run."""
     ahead = Recorded()
     undisturbed = left(place, ahead, then=nothing)
-    assert left(place, Behind(ahead, lost_round=lost_round), then=nothing) == undisturbed
+    assert left(place, Losing(lost_round, ahead.at_boundary[lost_round + 1]), then=nothing) == undisturbed
 
 
 def test_what_a_script_loads_after_its_loop_does_not_change_the_result() -> None:
@@ -809,7 +768,7 @@ def test_a_worker_that_leaves_the_loop_and_gets_the_state_of_one_that_goes_on_is
     ahead = Recorded()
     left("none", ahead, then=nothing)
     with pytest.raises(UsageError, match="did not end training"):
-        left("epoch", Behind(ahead, lost_round=5), then=nothing)
+        left("epoch", Losing(5, ahead.at_boundary[6]), then=nothing)
 
 
 def left_by_hand(place: str, session: SoloSession) -> Result:
@@ -861,7 +820,7 @@ def test_a_worker_that_was_behind_leaves_a_loop_by_hand_with_the_others(place: s
     """Round 3 is the last iteration."""
     ahead = Recorded()
     undisturbed = left_by_hand(place, ahead)
-    assert left_by_hand(place, Behind(ahead, lost_round=lost_round)) == undisturbed
+    assert left_by_hand(place, Losing(lost_round, ahead.at_boundary[lost_round + 1])) == undisturbed
 
 
 def test_a_loop_by_hand_that_never_began_does_not_count_as_complete() -> None:

@@ -16,85 +16,19 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from resile.training import ElasticLoop, State, prepare
 from resile_learner.collectives.device.exchange import ExchangeRound
-from resile_learner.collectives.spec import Abandoned, RoundSpec
+from resile_learner.collectives.spec import RoundSpec
 from resile_learner.messages import Ready
 from resile_learner.session import SoloSession, enter_session
 from resile_learner.state.flat import unflatten
 from resile_learner.state.run import RunState
 from resile_learner.training.received import MOST_BYTES
 
-FlatCopy = tuple[bytes, list[Tensor]]
+from .recorded_sessions import FlatCopy, Joining, Losing, Recorded
+
 EPOCHS = 3
 PER_EPOCH = 2
 ROUNDS = range(1, EPOCHS * PER_EPOCH + 1)
 """Those of the iterations: round 0 compares facts."""
-
-
-class Recorded(SoloSession):
-    """Keeps copies of the states with which members give rounds over to others: at its boundary, or abandoned."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.at_boundary: dict[int, FlatCopy] = {}
-        self.in_round: dict[int, FlatCopy] = {}
-
-    def join(self, ready: Ready, state: RunState) -> bool:
-        self._state = state
-        return super().join(ready, state)
-
-    def begin(self, spec: RoundSpec) -> ExchangeRound:
-        self.at_boundary[spec.tag.round] = self._copy()
-        opened = super().begin(spec)
-        finish = opened.finish
-
-        def recorded(header: bytes) -> Any:
-            self.in_round[spec.tag.round] = self._copy()
-            return finish(header)
-
-        opened.finish = recorded  # type: ignore[method-assign]
-        return opened
-
-    def _copy(self) -> FlatCopy:
-        flat = self._state.flatten()
-        return flat.skeleton, [tensor.clone() for tensor in flat.tensors]
-
-
-class Joining(SoloSession):
-    """Begins with the state of another worker."""
-
-    def __init__(self, received: FlatCopy) -> None:
-        super().__init__()
-        self._received = received
-
-    def join(self, ready: Ready, state: RunState) -> bool:
-        super().join(ready, state)
-        state.load(*self._received)
-        return False
-
-
-class Losing(SoloSession):
-    """Abandons a round, and goes on with the state of another worker, or else its own."""
-
-    def __init__(self, lost_round: int, received: FlatCopy | None) -> None:
-        super().__init__()
-        self._lost_round: int | None = lost_round
-        self._received = received
-
-    def begin(self, spec: RoundSpec) -> ExchangeRound:
-        opened = super().begin(spec)
-        if spec.tag.round == self._lost_round:
-            self._lost_round = None
-
-            def finish(header: bytes) -> tuple[bytes, ...]:
-                raise Abandoned(1, "it was killed")
-
-            opened.finish = finish  # type: ignore[method-assign]
-        return opened
-
-    def recover(self, lost: Abandoned, *, next_round: int, state: RunState) -> bool:
-        if self._received is not None:
-            state.load(*self._received)
-        return self._received is not None
 
 
 class Scaled(nn.Module):
