@@ -161,7 +161,7 @@ def survives(setting: Setting, strike: str) -> str:
 def keeps_its_memory(setting: Setting) -> str:
     changes = 4 if setting.is_dry else 20
     notes = setting.fresh()
-    plan = ",".join(f"{1 + 3 * change}:{2 + change % 2}" for change in range(changes))
+    plan = ",".join(f"{1 + 3 * change}:{3 - change % 2}" for change in range(changes))
     outcome = setting.run("--plan", f"0:2,{plan}", args=("--epochs", str(1 + 3 * (changes + 2) // 10)), notes=notes)
     outcome.assert_every_sample_once(epochs=1 + 3 * (changes + 2) // 10)
     oldest = max(notes.glob("worker-*"), key=lambda file: len(file.read_text().splitlines()))

@@ -1,6 +1,8 @@
 """A plan: exactly so many workers from exactly these iterations on, whatever happens on the way."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import hypothesis.strategies as st
 from hypothesis import given
@@ -15,7 +17,9 @@ from resile_shared.messages.reports import Failed
 
 from .test_core import Bench, gone, ready, worker
 
-DEMAND = Demand(job="job-1", number=0, priority=5000, least=1, most=8, num_shards=24, iterations_total=100)
+TOTAL = 100
+
+DEMAND = Demand(job="job-1", number=0, priority=5000, least=1, most=8, num_shards=24, iterations_total=TOTAL)
 
 ACTIVE = replace(DEMAND, active_workers=1)
 
@@ -121,11 +125,10 @@ def test_a_new_scheduler_goes_on_with_the_step_that_trains() -> None:
     assert bench.newest().generation == before.generation
 
 
-def test_a_step_that_changes_no_number_of_workers_still_ends_the_wait_at_its_iteration() -> None:
+def test_nobody_waits_at_a_step_that_changes_no_number_of_workers() -> None:
     bench = PlannedBench("0:2,50:2,80:1")
+    assert bench.shape == (2, 0, 80)
     bench.start()
-    assert bench.shape == (2, 50, 80)
-    bench.switch(iteration=50)
     assert bench.shape == (1, 80, None)
 
 
@@ -161,6 +164,17 @@ def test_steps_that_fit_the_shards_alike_are_one_step() -> None:
     bench.listen_all()
     bench.switch(iteration=10)
     assert bench.shape == (2, 40, None)
+
+
+def test_members_that_would_wait_at_a_step_that_the_shards_leave_out_train_on() -> None:
+    bench = PlannedBench("0:4,10:6,20:2", fits_shards=True)
+    assert bench.shape == (4, 0, 10)
+    bench.listen_all()
+    bench.report(ready(4), worker=0)
+    bench.switch()
+    assert bench.shape == (4, 0, 20)
+    bench.switch()
+    assert bench.shape == (2, 20, None)
 
 
 def test_two_workers_that_cannot_join_fail_a_job_that_needs_them() -> None:
@@ -200,20 +214,46 @@ def test_a_step_beyond_an_estimated_end_is_prepared_since_members_wait_for_it() 
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> PlanPolicy:
+def plans(draw: st.DrawFn, *, fits_shards: bool = False) -> PlanPolicy:
     later = draw(st.lists(st.integers(1, 150), unique=True, max_size=5))
     iterations = [0, *sorted(later)]
-    return PlanPolicy(tuple(PlanStep(i, draw(st.integers(1, 24))) for i in iterations))
+    return PlanPolicy(tuple(PlanStep(i, draw(st.integers(1, 24))) for i in iterations), fits_shards=fits_shards)
 
 
 @given(plans(), st.integers(0, 99), st.integers(0, 24))
 def test_a_target_is_what_the_plan_says_of_its_iteration(policy: PlanPolicy, since: int, active: int) -> None:
     demand = replace(DEMAND, iteration=since, active_since=since, active_workers=active)
     target = policy([demand], 8)["job-1"]
-    steps = [step for step in policy.steps if step.iteration < 100]
     at = max(target.not_before, since)
-    assert target.workers == [step for step in steps if step.iteration <= at][-1].workers
-    later = (step.iteration for step in policy.steps if step.iteration > at and step.iteration != 100)
-    assert target.until == min(later, default=None)
+    assert target.workers == workers_at(policy.steps, at)
+    assert target.until == next((i for i in changes_after(policy.steps, at) if i != TOTAL), None)
     if target.not_before:
         assert active, "what does not train yet cannot wait"
+
+
+@given(plans(fits_shards=True), st.integers(1, 24))
+def test_no_generation_waits_for_one_that_may_not_train_yet(policy: PlanPolicy, num_shards: int) -> None:
+    fitted = [PlanStep(step.iteration, min(step.workers, num_shards)) for step in policy.steps]
+    target = policy([replace(DEMAND, num_shards=None, iterations_total=None)], 8)["job-1"]
+    trained = [(0, min(target.workers, num_shards))]
+    known = replace(DEMAND, num_shards=num_shards)
+    for _ in range(2 * len(policy.steps) + 2):
+        until, (since, workers) = target.until, trained[-1]
+        active = replace(known, active_since=since, active_workers=workers, active_until=until)
+        target = policy([active], 8)["job-1"]
+        if (target.workers, target.until) == (workers, until):
+            break
+        assert until is None or target.not_before <= until, "members wait at an iteration before that of the next step"
+        trained.append((max(target.not_before, since), target.workers))
+    assert target.until is None or target.until > TOTAL
+    for iteration in range(TOTAL):
+        assert [workers for since, workers in trained if since <= iteration][-1] == workers_at(fitted, iteration)
+
+
+def workers_at(steps: Sequence[PlanStep], iteration: int) -> int:
+    return [step for step in steps if step.iteration <= iteration][-1].workers
+
+
+def changes_after(steps: Sequence[PlanStep], iteration: int) -> list[int]:
+    pairs = pairwise(steps)
+    return [new.iteration for old, new in pairs if new.iteration > iteration and new.workers != old.workers]

@@ -48,6 +48,7 @@ def prometheus(configuration: Path) -> Iterator[str]:
         until(lambda: listening.search(log.read_text()), lambda: log.read_text()[-2000:])
         found = listening.search(log.read_text())
         assert found is not None
+        until(lambda: "is ready to receive web requests" in log.read_text(), lambda: log.read_text()[-2000:])
         yield f"http://{found[1]}"
     finally:
         process.kill()

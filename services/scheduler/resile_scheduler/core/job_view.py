@@ -284,6 +284,7 @@ def _demand(job: Job, *, now: float) -> Demand:
         has_fixed_length=ready is None or ready.has_fixed_length,
         active_workers=len(job.generations.active) if job.generations.has_started else 0,
         active_since=job.generations.active_since,
+        active_until=job.generations.active_until,
         sizes=job.sizes or None,
         batch=_batch_range(ready) if ready else None,
         throughput=seen.throughput,

@@ -59,6 +59,8 @@ class Demand:
     """Members of the generation that trains; 0 while none does."""
     active_since: int = 0
     """The first iteration of that generation."""
+    active_until: int | None = None
+    """The iteration at which that generation waits for the next one; None: it does not wait."""
     sizes: tuple[int, ...] | None = None
     """The numbers of workers that are allowed, in rising order; None: any."""
     batch: BatchRange | None = None

@@ -2,6 +2,8 @@
 
 - The step that holds is the newest that begins no later than the generation that trains. If that generation has
   another number of workers (members were lost, or nothing trains yet), the job gets as many as the step says, at once.
+- If the members of that generation would wait before the next step's iteration (for a step that the plan had before the
+  number of shards was known), they get a generation that ends at that iteration.
 - Otherwise the next step is prepared: its generation may not train before the step's iteration, and members wait at
   that iteration until it is formed.
 """
@@ -9,6 +11,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from math import inf
 
 from .demand import Demand, Target
 
@@ -60,7 +63,7 @@ class PlanPolicy:
         steps = self._fitted(self._effective_steps(total), demand)
         begun = demand.active_since if demand.active_workers else demand.iteration
         current = max(number for number, step in enumerate(steps) if step.iteration <= begun or number == 0)
-        if demand.active_workers == steps[current].workers and current + 1 < len(steps):
+        if current + 1 < len(steps) and _reaches(demand, steps[current].workers, steps[current + 1].iteration):
             current += 1
         workers = steps[current].workers
         is_ahead = demand.active_workers > 0 and steps[current].iteration > begun
@@ -82,12 +85,17 @@ class PlanPolicy:
         return f"plan {step}" if len(self.steps) > 1 else "as many as it was given"
 
     def _fitted(self, steps: Sequence[PlanStep], demand: Demand) -> list[PlanStep]:
-        """Cut the numbers of ``steps`` to the job's shards; steps that then change nothing are left out."""
-        if not self.fits_shards or demand.num_shards is None:
-            return list(steps)
-        cut = [PlanStep(step.iteration, min(step.workers, demand.num_shards)) for step in steps]
+        """Cut the numbers of ``steps`` to the job's shards, if they may be; steps that change nothing are left out."""
+        most = demand.num_shards if self.fits_shards and demand.num_shards else inf
+        cut = [step if step.workers <= most else PlanStep(step.iteration, int(most)) for step in steps]
         return cut[:1] + [after for before, after in pairwise(cut) if after.workers != before.workers]
 
     def _effective_steps(self, total: int | None) -> list[PlanStep]:
         """Leave out the steps at which training, of ``total`` iterations if that is known, has ended already."""
         return [step for step in self.steps if total is None or step.iteration < max(total, 1)]
+
+
+def _reaches(demand: Demand, workers: int, iteration: int) -> bool:
+    """Whether the generation that trains has so many workers, and may train until ``iteration``."""
+    until = inf if demand.active_until is None else demand.active_until
+    return demand.active_workers == workers and until >= iteration
