@@ -103,6 +103,7 @@ class Bench:
         state: HostState = HostState.UP,
         incarnation: int = 1,
         version: str = VERSION,
+        device_class: str = "cpu",
     ) -> None:
         slots = tuple(Slot(index=index) for index in range(num_slots))
         record = HostRecord(
@@ -111,7 +112,7 @@ class Bench:
             state=state,
             address="h",
             slots=slots,
-            device_class="cpu",
+            device_class=device_class,
             version=version,
             since=at(self.now),
         )

@@ -9,7 +9,7 @@ import random
 import sys
 
 from .campaign import live, run, shortest, tell
-from .plan import draw
+from .drawing import draw
 
 
 def main() -> int:

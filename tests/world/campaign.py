@@ -9,7 +9,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from .plan import Plan, draw
+from .drawing import draw
+from .plan import Plan
 from .world import World
 
 

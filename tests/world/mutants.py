@@ -635,6 +635,22 @@ MUTANTS = (
         'if host is not None), "")\n',
     ),
     Mutant(
+        "scheduler binds a job to a class of device only when it hears that it trains",
+        "what a host stored before it was lost is continued on another class",
+        f"{_CORE}.allocator",
+        "            self._bind(job)\n",
+        "",
+        once_missing=True,
+    ),
+    Mutant(
+        "a member that ended before its report arrived never trained",
+        "the start is cancelled under the other members, though they train",
+        f"{_CORE}.host_events",
+        "            if report.generation:\n",
+        "            if False:\n",
+        once_missing=True,
+    ),
+    Mutant(
         "scheduler serves jobs that became due in turns",
         "each that gets its slots loses them to the next before it trains",
         f"{_CORE}.accounting",

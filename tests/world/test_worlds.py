@@ -3,7 +3,8 @@
 import pytest
 
 from .campaign import live, tell
-from .plan import Plan, broke_once, draw
+from .drawing import draw
+from .plan import Plan, broke_once
 
 PLANS = (*map(draw, range(10)), *broke_once())
 

@@ -21,7 +21,7 @@ def attempt(mutants: Sequence[Mutant], tests: Sequence[str], *, seconds: float) 
     """Run worlds of the mutated product for ``seconds`` of one core, then ``tests``; print what notices."""
     install(*mutants)
     from .campaign import live
-    from .plan import draw
+    from .drawing import draw
 
     begun, seed = time.process_time(), 0
     while (taken := time.process_time() - begun) < seconds:

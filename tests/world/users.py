@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import UTC, datetime
 
 import orjson
 from pydantic import BaseModel
@@ -18,13 +19,16 @@ from resile_shared.messages.commands import (
     JobResume,
     JobStop,
     JobSubmit,
+    PoolPolicy,
     PoolSuspend,
     Refused,
+    TenantSet,
 )
 from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
+from resile_shared.policies import PolicyName
 
-from .loop import Process, SimLoop
-from .plan import Action, Plan, Submission
+from .loop import START, Process, SimLoop
+from .plan import SHARING, Action, Plan, Submission
 from .services import open_bus
 
 PACKAGE = f"packages/{'0' * 64}.tar.gz"
@@ -69,20 +73,37 @@ class Users:
             number = action.target % len(self._plan.jobs)
             if number in self.jobs:
                 self._process.spawn(self._submit(number, self._plan.jobs[number]))
+        elif action.kind in SHARING:
+            self._share_otherwise(action)
         elif action.kind == "restart pool":
             self._process.spawn(self._restart_pool())
         elif known:
-            job = known[action.target % len(known)]
-            match action.kind:
-                case "pause":
-                    self._ask("job.pause", JobPause(job_id=job))
-                case "resume":
-                    self._ask("job.resume", JobResume(job_id=job))
-                case "stop":
-                    self.stopped.add(job)
-                    self._ask("job.stop", JobStop(job_id=job))
-                case "priority":
-                    self._ask("job.priority", JobPriority(job_id=job, priority=action.value))
+            self._change_job(known[action.target % len(known)], action)
+
+    def _change_job(self, job: str, action: Action) -> None:
+        match action.kind:
+            case "pause":
+                self._ask("job.pause", JobPause(job_id=job))
+            case "resume":
+                self._ask("job.resume", JobResume(job_id=job))
+            case "stop":
+                self.stopped.add(job)
+                self._ask("job.stop", JobStop(job_id=job))
+            case "priority":
+                self._ask("job.priority", JobPriority(job_id=job, priority=action.value))
+
+    def _share_otherwise(self, action: Action) -> None:
+        """Change how the pool shares its slots."""
+        match action.kind:
+            case "policy":
+                policies = list(PolicyName)
+                self._ask("pool.policy", PoolPolicy(policy=policies[action.target % len(policies)]))
+            case "preemption":
+                self._ask("pool.policy", PoolPolicy(preemption=action.target % 3 > 0))
+            case "tenant":
+                tenants = sorted({submission.tenant for submission in self._plan.jobs})
+                tenant, quota = tenants[action.target % len(tenants)], action.target % sum(self._plan.slots)
+                self._ask("tenant.set", TenantSet(tenant_id=tenant, weight=action.target % 5 + 1, quota=quota))
 
     def begin_calm(self) -> None:
         """Watch the jobs from now on, and resume those that are paused."""
@@ -112,6 +133,9 @@ class Users:
             max_workers=submission.max_workers,
             priority=submission.priority,
             group=submission.group,
+            tenant=submission.tenant,
+            sizes=submission.sizes,
+            deadline=self._deadline(submission),
             requirements=submission.packages.requirements if submission.packages else (),
         )
         assert self._bus is not None
@@ -122,6 +146,11 @@ class Users:
                 assert self.jobs.setdefault(number, job) == job, "a submission that is repeated is the same job"
             case Refused(code=code, reason=reason) if code != "unavailable" or not self.unstored:
                 self.refused.append(f"submission {number} was refused: {reason}")
+
+    def _deadline(self, submission: Submission) -> datetime | None:
+        if submission.deadline_seconds is None:
+            return None
+        return datetime.fromtimestamp(START + submission.at + submission.deadline_seconds, UTC)
 
     def _ask(self, what: str, request: BaseModel) -> None:
         self._num_requests += 1

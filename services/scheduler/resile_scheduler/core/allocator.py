@@ -167,7 +167,7 @@ class Allocator:
     def apply(self, job: Job, change: Change, *, now: float) -> None:
         """Make ``change`` the newest generation of ``job``; joiners get new ids."""
         if not change.kept and not change.joining:
-            self.cancel_start(job)
+            self.cancel_start(job, has_trained=False)
             return
         cold_start = not job.generations.has_started
         placements = list(change.kept)
@@ -204,8 +204,10 @@ class Allocator:
         self._write(job, placements, is_recovery=True, reason=reason, change=change)
         self.give_order(job)
 
-    def cancel_start(self, job: Job) -> None:
-        """Cancel a start, and return the job to the queue."""
+    def cancel_start(self, job: Job, *, has_trained: bool) -> None:
+        """Cancel a start, and return the job to the queue; whether it ``has_trained`` may be unknown."""
+        if job.generations.is_bound_by_start and not has_trained:
+            job.update(device_class="")
         self.abandon(job, "its start was cancelled")
         job.enter(Step.REQUEUE)
 
@@ -238,7 +240,8 @@ class Allocator:
             unlinked_starts=0,
             failed_joins=0 if has_grown else failures.failed_joins,
         )
-        self._bind(job)
+        if job.record.ready is not None and job.record.ready.is_fast:
+            job.update(device_class="")
         for number in job.generations.members & job.workers.keys():
             job.workers[number].advance(Phase.MEMBER)
         job.enter(Step.SETTLE)
@@ -246,13 +249,6 @@ class Allocator:
             job.enter(Step.RECOVER if job.generations.is_recovering else Step.RESCALE)
         job.note("allocation", order.reason, now=now, iteration=iteration)
         self._pool.changed(job)
-
-    def _bind(self, job: Job) -> None:
-        """Record the class of device on which the job trains first. It stays there, unless bits do not matter to it."""
-        host = self._pool.hosts.get(job.generations.active[0].host) if job.generations.active else None
-        is_fast = job.record.ready is not None and job.record.ready.is_fast
-        if host and not job.record.device_class and not is_fast and not job.is_gang:
-            job.update(device_class=host.record.device_class)
 
     def give_order(self, job: Job) -> None:
         """Complete the newest allocation once all its workers can be reached.
@@ -268,6 +264,7 @@ class Allocator:
         if not all(addresses):
             return
         if allocation.cold_start:
+            self._bind(job)
             job.update(lineage=allocation.lineage)
         job.generations.order(
             [
@@ -276,6 +273,16 @@ class Allocator:
             ]
         )
         self._pool.changed(job)
+
+    def _bind(self, job: Job) -> None:
+        """Record the class of device on which the job may train from now on: its bits are those of that class.
+
+        A host that is lost may have trained and stored checkpoints of which nobody has heard.
+        """
+        host = self._pool.hosts.get(job.generations.placements[0].host)
+        if host and not job.record.device_class and not job.is_gang:
+            job.update(device_class=host.record.device_class)
+            job.generations.bind()
 
     def _write(
         self,

@@ -30,6 +30,8 @@ class JobGenerations:
         self.gone_since: float | None = None
         """Since when all members are gone, as far as is known, though none reported a result."""
         self._reported = (0, 0.0)
+        self._binding: int | None = None
+        """The generation by whose order the job got its class of device."""
 
     @property
     def placements(self) -> tuple[Placement, ...]:
@@ -57,6 +59,11 @@ class JobGenerations:
         """Whether the initial members have their order: until they train, nothing newer may be written over it."""
         newest = self.newest
         return newest is not None and bool(newest.placements) and newest.has_addresses and not self.has_started
+
+    @property
+    def is_bound_by_start(self) -> bool:
+        """Whether the job had no class of device before the newest generation, a cold start that is not active."""
+        return self.is_settling and self.newest is not None and self.newest.generation == self._binding
 
     @property
     def named(self) -> set[int]:
@@ -107,6 +114,10 @@ class JobGenerations:
             self.batch_size, self.is_batch_known = allocation.batch_size, True
         elif allocation.is_recovery:
             self.is_batch_known = False
+
+    def bind(self) -> None:
+        """Record that the newest generation gives the job its class of device."""
+        self._binding = self.newest.generation if self.newest else None
 
     def order(self, placements: Sequence[Placement]) -> None:
         """Complete the newest generation with the addresses of its workers."""

@@ -146,6 +146,8 @@ class HostEvents:
         if job.generations.has_started:
             job.advance(report.iteration)
         if report.state == "gone":
+            if report.generation:
+                self._pool.advance(job, worker, Phase.MEMBER)
             self._ends.on_gone(job, worker, report.exit or WorkerExit(kind="exited"), now=now)
             return
         self._pool.advance(job, worker, _PHASES[report.state])

@@ -16,7 +16,7 @@ from .job import Job
 from .lifecycle import Step
 from .pool import Pool
 from .recovery import MAX_FAILURES, MAX_SCRIPT_ERRORS, Recovery
-from .worker import SCRIPT_ERRORS, Phase, Worker
+from .worker import LOST, SCRIPT_ERRORS, Phase, Worker
 
 MAX_STARTS = 3
 MAX_UNLINKED_STARTS = 10
@@ -104,7 +104,7 @@ class WorkerEnds:
             return
         job.backoff.add(worker.slot.host, now=now)
         job.start_backoff.end(job.iteration, now=now)
-        self._allocator.cancel_start(job)
+        self._allocator.cancel_start(job, has_trained=worker.failure in LOST)
         job.note("queued", f"its start was cancelled: {reason}", now=now)
 
     def _lose_member(self, job: Job, worker: Worker, now: float, *, is_refused: bool) -> None:

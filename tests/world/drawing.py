@@ -1,0 +1,193 @@
+"""Draws the plan of a world from its seed.
+
+What worlds have gained since is drawn apart, so that the rest of each world stays as it was.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+
+from resile_shared.policies import PolicyName
+
+from .packages import SimPackages
+from .plan import LONGEST_SECONDS, RARE, SHARING, THEMES, Action, Fault, Plan, Submission, Theme
+from .training import SimScript
+
+TENANTS = ("default", "a", "b")
+
+
+def draw(seed: int) -> Plan:
+    """Draw the plan of ``seed``. Some plans are mild: what goes wrong without faults must be found as well."""
+    rng = random.Random(f"{seed} plan")
+    theme = rng.choice(THEMES)
+    slots = tuple(rng.choice((1, 2, 2, 3, 4)) for _ in range(max(theme.num_hosts, rng.choice((1, 2, 2, 3)))))
+    kinds = tuple(rng.choice((0, 1)) for _ in slots) if rng.random() < 0.15 else (0,) * len(slots)
+    room = max(sum(n for n, kind in zip(slots, kinds, strict=True) if kind == one) for one in kinds)
+    are_short = rng.random() < 0.3 and not theme.has_long_jobs  # many jobs in a row on the same slots
+    most = (1, 1, 2) if theme.has_long_jobs else (1, 1, 2, 2, 3, 5)
+    num_jobs = rng.choice((4, 6, 8)) if are_short else rng.choice(most)
+    jobs = tuple(_submission(rng, room, theme, is_short=are_short) for _ in range(num_jobs))
+    jobs = _with_packages(seed, jobs, len(slots))
+    labels = _labels(seed, len(slots))
+    jobs = _with_groups(seed, jobs, slots=slots, kinds=kinds, labels=labels)
+    chosen, triggers = theme.faults, theme.triggers
+    if not theme.is_narrow:
+        num_kinds = rng.randint(1, min(rng.choice((3, 100)), len(chosen)))  # few of them act undisturbed
+        chosen, triggers = tuple(rng.sample(chosen, num_kinds)), rng.choice((("",), triggers))
+    moments = _moments(rng, jobs, max(theme.num_faults, rng.choice((0, 1, 2, 4, 8, 16))))
+    faults = [_fault(rng, rng.choice(chosen), at, rng.choice(triggers), theme.seconds) for at in moments]
+    moments = _moments(rng, jobs, max(theme.num_actions, rng.choice((0, 0, 1, 3, 6, 12))))
+    actions = [_action(rng, rng.choice(theme.actions), at) for at in moments]
+    ends = [*(fault.at + fault.seconds for fault in faults), *(each.at for each in (*jobs, *actions))]
+    plan = Plan(
+        seed=seed,
+        slots=slots,
+        num_schedulers=rng.choice((1, 1, 2)),
+        policy=rng.choice(("fairshare", "fairshare", "priority")),
+        jobs=jobs,
+        actions=tuple(actions),
+        faults=tuple(faults),
+        calm_at=max(ends) + 1.0,
+        kinds=kinds,
+        labels=labels,
+    )
+    return _shared_otherwise(plan)
+
+
+def _shared_otherwise(plan: Plan) -> Plan:
+    """Let some pools share their slots by any policy and among tenants, which users change as it runs."""
+    rng = random.Random(f"{plan.seed} sharing")
+    if rng.random() < 0.5:
+        return plan
+    jobs = tuple(
+        replace(
+            job,
+            tenant=rng.choice(TENANTS),
+            sizes=_sizes(rng, job),
+            deadline_seconds=rng.choice((None, None, 150.0, 1000.0)),
+        )
+        for job in plan.jobs
+    )
+    moments = [0.1, *_moments(rng, jobs, rng.choice((0, 2, 6)))]
+    actions = [_action(rng, rng.choice(SHARING), min(at, plan.calm_at)) for at in moments]
+    return replace(
+        plan,
+        policy=rng.choice(list(PolicyName)).value,
+        jobs=jobs,
+        actions=tuple(sorted((*plan.actions, *actions), key=lambda action: action.at)),
+    )
+
+
+def _sizes(rng: random.Random, job: Submission) -> tuple[int, ...]:
+    """Allow any number of workers, or the job's minimum and some others."""
+    others = [size for size in (1, 2, 3, 4, 6) if rng.random() < 0.5]
+    return rng.choice(((), tuple(sorted({job.min_workers, *others}))))
+
+
+def _moments(rng: random.Random, jobs: Sequence[Submission], count: int) -> list[float]:
+    """Draw when things happen: most often while a job trains, and often shortly after one another."""
+    moments: list[float] = []
+    for _ in range(count):
+        how, job = rng.random(), rng.choice(jobs)
+        if moments and how < 0.4:
+            at = moments[-1] + rng.choice((0.01, 0.3, 3.0)) * rng.random()
+        elif how < 0.9:
+            at = job.at + rng.uniform(0.0, 1.5 * job.seconds + 1.0)
+        else:
+            at = rng.uniform(1.0, LONGEST_SECONDS)
+        moments.append(min(max(1.0, at), LONGEST_SECONDS))
+    return sorted(moments)
+
+
+def _submission(rng: random.Random, num_slots: int, theme: Theme, *, is_short: bool) -> Submission:
+    is_long = theme.has_long_jobs
+    num_shards = rng.choice((1, 2, 4) if is_short else (4, 8) if is_long else (1, 2, 4, 8))
+    batch_size = 2 * num_shards
+    per_epoch = rng.choice((2, 5) if is_short else (12, 40) if is_long else (2, 5, 12, 40))
+    script = SimScript(
+        num_samples=batch_size * per_epoch - rng.choice((0, 1)),
+        batch_size=batch_size,
+        num_shards=num_shards,
+        epochs=1 if is_short else rng.choice((1, 1, 2, 3)),
+        shard_seconds=rng.choice((0.05, 0.2) if is_long else (0.005, 0.05, 0.2)),
+        import_seconds=rng.choice((0.1, 1.0) if is_short else (0.1, 1.0, 5.0)),
+        checkpoint_every=rng.choice((1, 2, 5) if theme.saves_often else (None, 1, 5, 20)),
+    )
+    if rng.random() < 0.08:
+        script = replace(script, **_defect(rng, script))
+    least = min(rng.choice((1, 1, 1, 2)), num_slots)
+    return Submission(
+        at=rng.uniform(0.0, 20.0),
+        script=script,
+        min_workers=least,
+        max_workers=max(least, rng.choice((2, 2, 4, 6) if is_long else (1, 2, 2, 4, 6))),
+        priority=rng.choice((1000, 5000, 5000, 10_000)),
+    )
+
+
+def _with_packages(seed: int, jobs: tuple[Submission, ...], num_hosts: int) -> tuple[Submission, ...]:
+    """Let some jobs of some worlds require packages; several of them may require the same."""
+    rng = random.Random(f"{seed} packages")
+    if rng.random() < 0.7:
+        return jobs
+    kinds = [
+        SimPackages(
+            build_seconds=rng.choice((0.1, 1.0, 10.0)),
+            is_missing=rng.random() < 0.15,
+            failing_host=rng.choice((0, 0, rng.randint(1, num_hosts))),
+        )
+        for _ in range(rng.choice((1, 2, 3)))
+    ]
+    return tuple(replace(job, packages=rng.choice((None, *kinds, *kinds))) for job in jobs)
+
+
+def _labels(seed: int, num_hosts: int) -> tuple[str, ...]:
+    """Give the hosts of some worlds labels."""
+    rng = random.Random(f"{seed} labels")
+    if num_hosts == 1 or rng.random() < 0.6:
+        return ()
+    return tuple(f"gpu={rng.choice('ab')},zone={rng.choice('xy')}" for _ in range(num_hosts))
+
+
+def _with_groups(
+    seed: int, jobs: tuple[Submission, ...], *, slots: Sequence[int], kinds: Sequence[int], labels: Sequence[str]
+) -> tuple[Submission, ...]:
+    """Let jobs ask for labels of hosts that are enough for them: one, or all of a host."""
+    rng = random.Random(f"{seed} groups")
+    offered = sorted({group for each in labels for group in (each, *each.split(","))})
+
+    def fits(job: Submission, group: str) -> bool:
+        room = Counter[int]()
+        for num, kind, of_host in zip(slots, kinds, labels, strict=True):
+            room[kind] += num if set(group.split(",")) <= set(of_host.split(",")) else 0
+        return max(room.values()) >= job.min_workers
+
+    fitting = [[group for group in offered if fits(job, group)] for job in jobs]
+    return tuple(replace(job, group=rng.choice(("", *some, *some))) for job, some in zip(jobs, fitting, strict=True))
+
+
+def _defect(rng: random.Random, script: SimScript) -> dict[str, object]:
+    kind = rng.choice(("raises_at", "hangs_at", "exits_at", "differs"))
+    value = True if kind == "differs" else rng.randrange(-1, script.iterations)
+    return {kind: value, "only_on": rng.choice((None, 0, 1))}
+
+
+def _fault(rng: random.Random, kind: str, at: float, trigger: str, seconds: Sequence[float]) -> Fault:
+    return Fault(
+        at=rng.uniform(1.0, at) if trigger in RARE else at,
+        kind=kind,
+        target=rng.randrange(1000),
+        seconds=rng.choice(seconds) * rng.uniform(0.5, 1.5),
+        number=rng.choice((0, 0, rng.randrange(3), rng.randrange(200))),
+        trigger=trigger,
+    )
+
+
+def _action(rng: random.Random, kind: str, at: float) -> Action:
+    return Action(
+        at=at,
+        kind=kind,
+        target=rng.randrange(1000),
+        value=rng.choice((100, 5000, 20_000)),
+    )
