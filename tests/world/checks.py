@@ -283,31 +283,41 @@ class Checks:
 
     # at the end
 
-    def check_end(
-        self,
-        jobs: Mapping[int, str],
-        scripts: Mapping[int, SimScript],
-        excused: set[str],
-        objects: Mapping[str, bytes],
-        *,
-        kinds: Collection[int],
-    ) -> None:
-        """Check how the jobs ended, and what is stored of them.
-
-        Those that are ``excused`` may have failed or stopped. There are hosts of ``kinds``.
-        """
+    def check_end(self, jobs: Mapping[int, str], scripts: Mapping[int, SimScript], excused: set[str]) -> None:
+        """Check how the jobs ended. Those that are ``excused`` may have failed or stopped."""
         for number, job in jobs.items():
-            record, script = self.records.get(job), scripts[number]
+            record = self.records.get(job)
             if record is None:
                 self.break_promise(f"{job} was accepted, and is not stored")
                 continue
             self._check_history(record)
             if record.state is JobState.STOPPED and job not in excused:
                 self.break_promise(f"{job} was stopped by nobody")
-            if record.state is JobState.FAILED and script.can_complete and job not in excused:
+            if record.state is JobState.FAILED and scripts[number].can_complete and job not in excused:
                 self.break_promise(f"{job} failed, and nothing was wrong with it: {record.reason}")
-            if record.state is JobState.COMPLETED:
-                self._check_completed(record, script, objects, kinds)
+
+    def check_results(
+        self,
+        jobs: Mapping[int, str],
+        scripts: Mapping[int, SimScript],
+        objects: Mapping[str, bytes],
+        *,
+        kinds: Collection[int],
+    ) -> None:
+        """Check what is stored of the jobs that have completed. There are hosts of ``kinds``."""
+        for number, job in jobs.items():
+            record = self.records.get(job)
+            if record is not None and record.state is JobState.COMPLETED:
+                self._check_completed(record, scripts[number], objects, kinds)
+
+    def check_gangs(self, finished: Mapping[str, Collection[int]]) -> None:
+        """Check that gangs have completed only if all workers of one start have ``finished`` their scripts."""
+        for job, workers in finished.items():
+            record = self.records.get(job)
+            starts = [members for (name, _), members in self._members.items() if name == job and members]
+            is_complete = any(members <= set(workers) for members in starts)
+            if record is not None and record.state is JobState.COMPLETED and not is_complete:
+                self.break_promise(f"{job} is completed, and of no start all workers have finished: {sorted(workers)}")
 
     def check_missing(self, jobs: Collection[str]) -> None:
         """Jobs whose packages do not exist have ended, and never had a slot."""

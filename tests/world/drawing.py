@@ -52,7 +52,25 @@ def draw(seed: int) -> Plan:
         kinds=kinds,
         labels=labels,
     )
-    return _shared_otherwise(plan)
+    return _with_gangs(_shared_otherwise(plan))
+
+
+def _with_gangs(plan: Plan) -> Plan:
+    """Let some jobs of some worlds be gangs, which may need all slots of a host or of a kind of hosts."""
+    rng = random.Random(f"{plan.seed} gangs")
+    if rng.random() < 0.75:
+        return plan
+    room = max(sum(n for n, kind in zip(plan.slots, plan.kinds, strict=True) if kind == one) for one in plan.kinds)
+    jobs = tuple(job if rng.random() < 0.5 else _as_gang(rng, job, room) for job in plan.jobs)
+    return replace(plan, jobs=jobs)
+
+
+def _as_gang(rng: random.Random, job: Submission, room: int) -> Submission:
+    size = job.min_workers if job.group else min(job.max_workers, room)
+    sound = replace(job.script, raises_at=None, hangs_at=None, exits_at=None, differs=False, only_on=None)
+    return replace(
+        job, script=sound, min_workers=size, max_workers=size, sizes=(), gang=True, restartable=rng.random() < 0.7
+    )
 
 
 def _shared_otherwise(plan: Plan) -> Plan:

@@ -228,6 +228,11 @@ class Submission:
     deadline_seconds: float | None = None
     """How long after its submission it should be complete; None: it has no deadline."""
 
+    gang: bool = False
+    """Whether it is a gang of `max_workers`, whose script knows nothing of Resile."""
+    restartable: bool = False
+    """Of a gang: whether it may start again."""
+
     @property
     def is_missing(self) -> bool:
         """Whether it requires packages that do not exist."""

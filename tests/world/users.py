@@ -133,6 +133,8 @@ class Users:
             max_workers=submission.max_workers,
             priority=submission.priority,
             group=submission.group,
+            gang=submission.gang,
+            restartable=submission.restartable,
             tenant=submission.tenant,
             sizes=submission.sizes,
             deadline=self._deadline(submission),

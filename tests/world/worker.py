@@ -27,17 +27,19 @@ import resile_learner.worker.links
 import resile_learner.worker.peers
 import resile_shared.storage.objects
 from resile_learner.checkpoint.snapshot import Snapshot
-from resile_learner.messages import WorkerConfig
+from resile_learner.messages import GangPlace, Order, WorkerConfig
 from resile_learner.processes.client import OnTemplate
 from resile_learner.processes.protocol import TemplateContent, TemplateExited, TemplateLoaded
 from resile_learner.processes.worker_process import MAX_MESSAGE_BYTES, OnOutput, WorkerProcess
 from resile_learner.session import current_session
-from resile_learner.worker import bootstrap, control, control_thread, links, peers
+from resile_learner.worker import bootstrap, control, control_thread, gang, links, peers
 from resile_shared.messages.hosts import WorkerExit
 
+from . import gangs
+from .gangs import GangScript
 from .loop import Process, SimLoop, current_process
 from .patches import replaced
-from .sockets import DataTransport, Replacing, SimNetwork, simulated_os, simulated_select, simulated_socket
+from .sockets import DataTransport, Replacing, SimNetwork, SimSocket, simulated_os, simulated_select, simulated_socket
 from .storage import SimObjects
 from .threads import BlockingTime, ProcessEnded, SimThreading, ThreadLoop
 from .training import Begun, Commit, SimScript, SimTraining
@@ -77,9 +79,15 @@ class SimCluster:
         self.on_commit: Callable[[Commit], None] = self.commits.append
         self.on_start: Callable[[SimWorker], None] = lambda worker: None
         self.on_end: Callable[[SimWorker], None] = lambda worker: None
+        self.gangs: dict[str, dict[int, GangScript]] = {}
+        """The scripts that have begun, by job and worker, of gangs."""
         self.living: dict[int, SimWorker] = {}
         """The processes that have not ended, by process id."""
         self.next_pid = 1000
+
+    def finished_in_gang(self, job: str) -> list[int]:
+        """Return the workers of a gang whose scripts have finished."""
+        return [number for number, script in self.gangs.get(job, {}).items() if script.has_finished]
 
     def _delay(self) -> float:
         return self.rng.random() * 2 * self.delay_seconds
@@ -115,7 +123,24 @@ class SimCluster:
             (bootstrap, "ImportWatch", lambda folder: types.SimpleNamespace(imported=lambda: MODULES)),
             (bootstrap, "finish_script", lambda: None),
             (bootstrap, "run_script", self._run_script),
+            (bootstrap, "run_in_gang", self._run_in_gang),
+            *gangs.replacements(
+                self.threads, _exit_process, run_script=self._run_gang_script, set_variables=self._join_gang
+            ),
         ]
+
+    def _run_in_gang(self, config: WorkerConfig, place: GangPlace, agent: SimSocket) -> None:
+        gang.run_in_gang(config, place, gangs.BlockingSocket(self.threads, agent))  # type: ignore[arg-type]
+
+    def _join_gang(self, order: Order, place: GangPlace) -> None:
+        assert len(order.workers) == place.size
+        worker = _worker_of(current_process())
+        worker.gang = GangScript(worker.process, worker.config.worker, workers=order.workers, script=worker.script)
+
+    def _run_gang_script(self, config: WorkerConfig) -> None:
+        script = _worker_of(current_process()).gang
+        assert script is not None
+        script.run(self.gangs.setdefault(config.job, {}), self.threads, self.rng)
 
     def _run_script(self, config: WorkerConfig) -> None:
         """Run the script of this process."""
@@ -147,6 +172,7 @@ class SimWorker:
         self.pid = cluster.next_pid
         self.status: int | None = None
         self.training: SimTraining | None = None
+        self.gang: GangScript | None = None
         self.result: Any = None
         self._cluster = cluster
         cluster.next_pid += 1

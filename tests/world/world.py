@@ -227,9 +227,14 @@ class World:
         self.loop.run_until(lambda: False, limit=self.loop.now + END_SECONDS)
         missing = {self.users.jobs[number] for number, each in enumerate(self.plan.jobs) if each.is_missing}
         self.checks.check_missing(missing)
-        excused = self.users.stopped | self.users.unstored | missing
+        gangs = {self.users.jobs[number]: each for number, each in enumerate(self.plan.jobs) if each.gang}
+        lost = {job for job, each in gangs.items() if not each.restartable}
+        excused = self.users.stopped | self.users.unstored | missing | lost
         kinds = {0, *self.plan.kinds}
-        self.checks.check_end(self.users.jobs, scripts, excused, self.workers.objects.objects, kinds=kinds)
+        elastic = {number: job for number, job in self.users.jobs.items() if job not in gangs}
+        self.checks.check_end(self.users.jobs, scripts, excused)
+        self.checks.check_results(elastic, scripts, self.workers.objects.objects, kinds=kinds)
+        self.checks.check_gangs({job: self.workers.finished_in_gang(job) for job in gangs})
         for what in self.knowledge.remaining():
             self.checks.break_promise(f"{what}, {END_SECONDS:g} seconds after the last job has ended")
 
