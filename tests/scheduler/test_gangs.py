@@ -77,6 +77,35 @@ def test_it_completes_when_its_first_rank_reports_and_all_have_ended() -> None:
     assert state(bench) is JobState.COMPLETED
 
 
+@pytest.mark.parametrize("restartable", [False, True])
+@pytest.mark.parametrize("reports_first", [False, True])
+def test_it_is_not_complete_if_a_rank_is_lost_before_its_script_has_ended(
+    restartable: bool, reports_first: bool
+) -> None:
+    bench = running(restartable=restartable)
+    rank_0, rank_1, rank_2 = bench.newest().placements
+    if reports_first:
+        bench.report(result(), worker=rank_0.worker, generation=1)
+    bench.beat(gone(rank_2.worker, rank_2.slot, kind="killed"), host=rank_2.host)
+    if not reports_first:
+        bench.report(result(), worker=rank_0.worker, generation=1)
+    ended = [gone(p.worker, p.slot, kind="finished") for p in (rank_0, rank_1)]
+    bench.beat(*ended, host=rank_0.host)
+    bench.tell(Tick())
+    assert state(bench) is (JobState.STARTING if restartable else JobState.FAILED)
+    assert bench.records["job-1"].completed is None
+    assert "was killed" in " ".join(item.reason for item in bench.histories["job-1"])
+
+
+def test_a_late_result_of_one_rank_does_not_complete_a_gang_that_starts_again() -> None:
+    bench = running(restartable=True)
+    first = bench.newest().placements[0].worker
+    end_all(bench, kind="killed")
+    assert bench.newest().generation > 1
+    bench.report(result(), worker=first, generation=1)
+    assert state(bench) is JobState.STARTING
+
+
 def test_it_neither_grows_nor_moves_nor_shrinks() -> None:
     bench = running()
     num_written = len([a for a in bench.allocations if a.job == "job-1"])

@@ -643,6 +643,14 @@ MUTANTS = (
         once_missing=True,
     ),
     Mutant(
+        "a gang is complete when its first rank has ended",
+        "a rank that is lost before its script has ended loses what it had to store",
+        f"{_CORE}.worker_ends",
+        "job.record.completed and not job.is_gang and how",
+        "job.record.completed and how",
+        once_missing=True,
+    ),
+    Mutant(
         "a member that ended before its report arrived never trained",
         "the start is cancelled under the other members, though they train",
         f"{_CORE}.host_events",

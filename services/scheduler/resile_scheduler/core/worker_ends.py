@@ -5,7 +5,8 @@
 - An initial member that ends before its job has started makes the job start again, unless its script is at fault.
 - A member is lost; `recovery.py` decides how its job goes on. If its script was refused, the job fails at once: the
   others would train wrongly, though they did not notice.
-- Once training is complete, only an error of the script can fail its job.
+- Once training is complete, only an error of the script can fail its job. A gang is complete only when all of its
+  scripts have ended without an error: until then a loss counts, though the first rank has ended.
 - The end of a worker that no generation names means nothing.
 """
 
@@ -40,8 +41,8 @@ class WorkerEnds:
         self._pool.changed(job)
         if job.is_over:
             return
-        is_expected = how.kind in ("finished", "left") or (job.record.completed and how.kind not in SCRIPT_ERRORS)
-        if not is_expected:
+        needs_no_end = job.record.completed and not job.is_gang and how.kind not in SCRIPT_ERRORS
+        if not (needs_no_end or how.kind in ("finished", "left")):
             self.on_failed(job, worker, how, now=now, was_member=was_member)
         if not job.is_over:
             self.check_members(job, now=now)
@@ -109,7 +110,9 @@ class WorkerEnds:
 
     def _lose_member(self, job: Job, worker: Worker, now: float, *, is_refused: bool) -> None:
         """Record the loss of a member: all members that are lost by the next decision are answered together."""
-        if job.record.completed or (is_refused and not job.is_gang):
+        if job.is_gang:
+            job.update(completed=None)
+        elif job.record.completed or is_refused:
             self._recovery.fail(job, worker.reason, now=now)
             return
         worker.lose()

@@ -106,11 +106,12 @@ class WorkerReports:
         """Training is complete; the job is, when the scripts of its members have ended.
 
         The report may come late, from an agent that was away, when the job is about to start again already: as long as
-        nothing has trained since, there is nothing left to train.
+        nothing has trained since, there is nothing left to train. In a gang, it is about the script of one worker.
         """
-        if job.record.completed:
+        is_torn = job.is_gang and any(worker.has_failed for worker in job.workers.values())
+        if job.record.completed or is_torn:
             return
-        is_late = not job.generations.has_started and 0 < report.generation == job.record.generation
+        is_late = not job.is_gang and not job.generations.has_started and 0 < report.generation == job.record.generation
         if not (is_late or job.generations.has_started or report.generation in job.generations.orders):
             return
         self._allocator.activate(job, report.generation, iteration=completed.iteration, now=now)
