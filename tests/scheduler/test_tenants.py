@@ -44,9 +44,27 @@ def total(targets: Mapping[str, Target], jobs: list[Demand], tenant: str) -> int
     return sum(targets[job.job].workers for job in jobs if job.tenant == tenant)
 
 
+def gang(job: Demand) -> Demand:
+    return replace(
+        job,
+        least=job.most,
+        sizes=None,
+        num_shards=None,
+        holds_slots=True,
+        assigned_workers=job.most,
+        is_preemptible=False,
+    )
+
+
 @st.composite
 def of_tenants(draw: st.DrawFn) -> list[Demand]:
     return [of(draw(st.sampled_from("abc")), job) for job in draw(demands())]
+
+
+@st.composite
+def with_gangs(draw: st.DrawFn) -> list[Demand]:
+    """Jobs of tenants, of which some are gangs that have started: they may hold more slots than the pool has left."""
+    return [gang(job) if draw(st.booleans()) else job for job in draw(of_tenants())]
 
 
 weights = st.integers(1, 5)
@@ -167,6 +185,25 @@ def test_never_more_than_there_is_and_always_a_whole_minimum(
     for job in jobs:
         assert targets[job.job].workers in (0, *possible(job))
         assert targets[job.job].reason
+
+
+@settings(max_examples=200)
+@given(jobs=with_gangs(), num_slots=slots, name=names, shares=some_shares, preemption=st.booleans())
+def test_gangs_keep_what_they_have_as_far_as_the_slots_suffice(
+    jobs: list[Demand], num_slots: int, name: PolicyName, shares: Shares, preemption: bool
+) -> None:
+    targets = composed(POLICIES[name], shares, preemption=preemption)(jobs, num_slots)
+    assert sum(workers(targets)) <= num_slots
+    gangs = [job for job in jobs if not job.is_preemptible]
+    if sum(job.least for job in gangs) <= num_slots:
+        assert all(targets[job.job].workers == job.least for job in gangs)
+
+
+@pytest.mark.parametrize("name", sorted(POLICIES))
+def test_gangs_of_two_tenants_may_hold_more_slots_than_a_pool_that_lost_a_host_has(name: PolicyName) -> None:
+    gangs = [gang(of(tenant, demand(number, most=2))) for number, tenant in enumerate("ab", start=1)]
+    targets = composed(POLICIES[name], {})([*gangs, of("c", demand(3))], 2)
+    assert workers(targets) == [2, 0, 0]
 
 
 @settings(max_examples=300)

@@ -1,6 +1,7 @@
 """Slots are divided among tenants, and the policy of the pool divides each tenant's slots among its jobs.
 
-1. Jobs that keep what they have, while preemption is off, have it from their tenant's slots.
+1. Jobs that keep what they have, as gangs do and all jobs while preemption is off, have it from their tenant's slots.
+   If the pool has lost so many slots that they do not all fit, those count that fit together.
 2. Each tenant gets its quota, as far as its jobs can use it. Quotas that do not fit are reduced in proportion.
 3. Each tenant gets the minimum of the job that the policy would serve first, if it fits beside what the others have
    by then, or of the next one that fits. The jobs of all tenants come in their turns (`ranking.turn`), and those of the
@@ -12,6 +13,7 @@
 With the jobs of one tenant alone, the targets are those of the policy.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,7 +21,7 @@ from resile_shared.messages.pool import TenantShare
 
 from .demand import Demand, Key, Policy, Ranking, Target
 from .ranking import turn
-from .shares import ALL_IT_CAN_USE, divide, reason_to_wait, within_sizes
+from .shares import ALL_IT_CAN_USE, admit, divide, reason_to_wait, within_sizes
 
 
 def by_tenant(
@@ -78,13 +80,15 @@ def _group(demands: Sequence[Demand], shares: Mapping[str, TenantShare], num_slo
     jobs: dict[str, list[Demand]] = {}
     for demand in sorted(demands, key=lambda d: (d.is_preemptible, *key(d))):
         jobs.setdefault(demand.tenant, []).append(demand)
+    kept = Counter[str]()
+    for demand in admit([demand for demand in demands if not demand.is_preemptible], num_slots, key=key):
+        kept[demand.tenant] += demand.least
     tenants = []
     for name in sorted(jobs):
         share = shares.get(name, TenantShare())
         able = [job for job in jobs[name] if _is_able(job, num_slots)]
         most = min(num_slots, sum(job.most for job in able))
-        kept = sum(job.least for job in able if not job.is_preemptible)
-        tenants.append(_Tenant(name, share, jobs[name], most, kept, min(share.quota, most)))
+        tenants.append(_Tenant(name, share, jobs[name], most, kept[name], min(share.quota, most)))
     return tenants
 
 
