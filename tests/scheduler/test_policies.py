@@ -131,6 +131,7 @@ def test_a_job_has_no_more_workers_than_its_batch_has_samples_for(policy: Policy
     assert workers(policy(jobs, 64)) == [8, 8]
     assert workers(policy([replace(job, batch_size=512) for job in jobs], 64))[0] >= 32
     assert workers(policy([replace(jobs[0], least=12)], 64)) == [12], "as its user wants it"
+    assert workers(policy([replace(jobs[0], sizes=(12, 24))], 64)) == [12], "none of its sizes is smaller"
 
 
 def test_strict_priority_serves_the_first_first() -> None:

@@ -222,3 +222,12 @@ def test_a_start_that_a_crash_of_the_scheduler_undoes_costs_the_job_no_turn() ->
     bench.restart()
     bench.beat(host="host-1")
     assert [allocation.job for allocation in bench.allocations if allocation.placements] == ["job-1"]
+
+
+def test_a_job_whose_shards_are_too_few_for_the_sizes_that_its_minimum_allows_has_a_worker_for_each() -> None:
+    bench = Bench(4)
+    bench.submit(min_workers=3, sizes=(1, 2, 4))
+    bench.activate(num_shards=3)
+    assert len(bench.newest().placements) == 3
+    bench.switch()
+    assert bench.records["job-1"].state is JobState.RUNNING

@@ -102,11 +102,15 @@ class Job:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """The numbers of workers that are allowed, rising; empty: any. It never needs more than it has shards."""
+        """The numbers of workers that are allowed, rising; empty: any. It never needs more than it has shards.
+
+        If its shards are too few for each size that its minimum allows, their number is its only size.
+        """
         ready, sizes = self.record.ready, self.record.spec.sizes
         if ready is None or not sizes or sizes[-1] <= ready.num_shards:
             return sizes
-        return tuple(size for size in sizes if size <= ready.num_shards) or (ready.num_shards,)
+        fitting = tuple(size for size in sizes if size <= ready.num_shards)
+        return fitting if fitting and fitting[-1] >= self.least_workers else (ready.num_shards,)
 
     @property
     def has_batch_range(self) -> bool:

@@ -32,7 +32,7 @@ def at_present_batch(demand: Demand) -> Demand:
     """Return the demand with no more workers than its batch has samples for: for policies that choose no batches."""
     if demand.batch is None or not demand.batch_size:
         return demand
-    most = max(demand.batch_size // max(demand.batch.least_per_slot, 1), demand.least)
+    most = max(demand.batch_size // max(demand.batch.least_per_slot, 1), size_from(demand, demand.least))
     return demand if most >= demand.most else replace(demand, most=most, num_shards=most)
 
 
