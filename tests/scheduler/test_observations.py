@@ -21,6 +21,7 @@ from resile_scheduler.policies.stable_fit import StableFit
 from resile_scheduler.policies.throughput import Line, Measurement, Throughput
 from resile_shared.messages import reports
 from resile_shared.messages.hosts import HostState
+from resile_shared.messages.jobs import JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Progress, Ready, Report, Switched
 
@@ -69,6 +70,19 @@ class MeasuredBench(Bench):
     def tick(self, seconds: float) -> list[WriteAllocation]:
         self.now += seconds
         return [command for command in self.tell_once(Tick()) if isinstance(command, WriteAllocation)]
+
+
+@pytest.mark.parametrize("policy", [elastic_batch, goodput])
+def test_a_job_trains_with_its_minimum_though_each_worker_has_few_samples(policy: Policy) -> None:
+    """Else it would wait for good, and without preemption slots would be kept for it."""
+    bench = MeasuredBench(4, policy=policy)
+    bench.submit(min_workers=4, max_workers=4)
+    bench.listen()
+    few = {"batch_size": 6, "batch_range": reports.BatchRange(least=4, most=6, least_per_slot=2)}
+    bench.report(ready(8).model_copy(update=few), worker=bench.newest().placements[0].worker)
+    bench.switch()
+    assert len(bench.newest().placements) == 4
+    assert bench.records["job-1"].state in (JobState.RUNNING, JobState.RESCALING), "another batch may be on its way"
 
 
 def test_a_batch_alone_changes_with_a_generation_of_the_same_members() -> None:

@@ -286,7 +286,7 @@ def _demand(job: Job, *, now: float) -> Demand:
         active_since=job.generations.active_since,
         active_until=job.generations.active_until,
         sizes=job.sizes or None,
-        batch=_batch_range(ready) if ready else None,
+        batch=_batch_range(job, ready) if ready else None,
         throughput=seen.throughput,
         most_measured=seen.most_measured,
         noise_scale=seen.noise_scale,
@@ -295,8 +295,10 @@ def _demand(job: Job, *, now: float) -> Demand:
     )
 
 
-def _batch_range(ready: Ready) -> BatchRange | None:
+def _batch_range(job: Job, ready: Ready) -> BatchRange | None:
+    """Return the range of batches that a job declares, the largest of which has enough samples for its minimum."""
     declared = ready.batch_range
     if declared is None:
         return None
-    return BatchRange(declared.least, declared.most, declared.least_per_slot)
+    least = next((size for size in job.sizes if size >= job.least_workers), job.least_workers)
+    return BatchRange(declared.least, declared.most, min(declared.least_per_slot, declared.most // max(least, 1)))
