@@ -103,6 +103,40 @@ def scene() -> Iterator[Scene]:
     closing.join()
 
 
+class WatchedListener(socket.socket):
+    """Says whether an event loop still watched its descriptor when it was closed."""
+
+    loop: asyncio.AbstractEventLoop
+    was_watched = False
+
+    def close(self) -> None:
+        if self.fileno() >= 0:
+            self.was_watched = self.loop.remove_reader(self.fileno())
+        super().close()
+
+
+def test_a_listener_is_not_watched_any_more_when_it_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its descriptor may be that of a new connection at once."""
+    listeners: list[WatchedListener] = []
+
+    def listen(host: str) -> WatchedListener:
+        listener = WatchedListener(fileno=socket.create_server((host, 0)).detach())
+        listener.setblocking(False)
+        listener.loop = asyncio.get_running_loop()
+        listeners.append(listener)
+        return listener
+
+    monkeypatch.setattr(links, "listen", listen)
+    scene = Scene()
+    closing = threading.Thread(target=scene.close_agent)
+    closing.start()
+    scene.thread.stop()
+    closing.join()
+    (listener,) = listeners
+    assert listener.fileno() < 0
+    assert not listener.was_watched
+
+
 async def read_until(reader: asyncio.StreamReader, last: PeerMessage) -> list[PeerMessage]:
     messages: list[PeerMessage] = []
     while last not in messages:

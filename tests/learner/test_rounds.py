@@ -48,7 +48,7 @@ class Member:
     def agree_on_carrier(self, tag: Tag) -> bool:
         return False
 
-    def named(self, next_iteration: int) -> int:
+    def named(self, next_iteration: int, *, can_pause: bool = False) -> int:
         return GENERATION
 
     def run(self, header: RoundHeader, *, num_leaves: int = 0, gradients: Sequence[Tensor] = ()) -> None:

@@ -171,6 +171,34 @@ def test_a_stopped_run_loses_nothing_and_is_resumed_with_its_arguments(resile: A
     assert logs == [f"worker-{number}.log" for number in range(5)], "no worker id of a run is used twice"
 
 
+def test_a_stopped_run_waits_for_its_checkpoint_however_long_an_iteration_takes(resile: Any) -> None:
+    process = resile.start("run", resile.script(), "-w", "2", "--", "--pause", "6")
+    read_until(process.stdout, "first iteration")
+    process.send_signal(signal.SIGINT)
+    ended = resile.finish(process)
+    assert ended.status == 130
+    assert "resumes from the newest checkpoint" in ended.last_error
+
+
+SLOW_JOINER = """
+import os, time
+try:
+    os.close(os.open("has-started", os.O_CREAT | os.O_EXCL))
+except FileExistsError:
+    time.sleep(600)
+"""
+
+
+def test_a_run_that_waits_for_the_workers_of_a_step_saves_a_checkpoint_and_stops(resile: Any) -> None:
+    process = resile.start("run", resile.script(SLOW_JOINER + TRAIN), "--plan", "0:1,2:2")
+    read_until(process.stdout, "first iteration")
+    process.send_signal(signal.SIGINT)
+    ended = resile.finish(process)
+    assert ended.status == 130
+    assert ended.last_error.startswith("resile: stopped at iteration 2; ")
+    assert "resumes from the newest checkpoint" in ended.last_error
+
+
 def test_a_leaver_reports_iterations_and_not_the_rounds_of_validation(resile: Any) -> None:
     script = resile.script().read_text().replace("return TensorDataset(inputs, targets), None", "return (data, data)")
     assert "(data, data)" in script

@@ -249,7 +249,7 @@ class SimTraining:
         seconds = num_held * self._script.shard_seconds
         pace = Pace(num_held, 0.0, seconds, seconds, 0.0, *self._protocol.reports.last)
         header = replace(header, computed=ComputedShards(partials, indices, b"", pace))
-        outcome = round_.finish(header, next_iteration=number + 1)
+        outcome = round_.finish(header, next_iteration=number + 1, trains=True)
         total = outcome.totals.scalars["loss"]
         self.model.replace(next_chain(chain, number, total))
         self.lineage.commit(view.generation, number)

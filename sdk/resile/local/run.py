@@ -20,7 +20,7 @@ from resile_shared.log_files import truncate_logs
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import JobPause, JobResume, JobStop, Refused
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobState
-from resile_shared.messages.reports import Report
+from resile_shared.messages.reports import Completed, Report, Warned
 
 from .events import Noted, Printed, RunEvent, RunOpened
 from .host import HostObserver, LocalHost
@@ -34,8 +34,10 @@ from .storage import fetch_model, has_checkpoint, try_storage
 
 SUBMIT, PAUSE, STOP = "submit", "pause", "stop"
 TICK_SECONDS = 1.0
-PAUSE_SECONDS = 5.0
-"""How long a stop waits for the checkpoint of the pause before it."""
+SCRIPT_SECONDS = 5.0
+"""How long a stop waits for the script when training is complete meanwhile: there is nothing to save."""
+STORAGE_SECONDS = 60.0
+"""How long a stop waits for its checkpoint once a worker warns, as it does if the storage does not take it."""
 OnEvent = Callable[[RunEvent], None]
 
 
@@ -101,13 +103,20 @@ class LocalRun:
         self._post(scheduler.PolicyChanged(policy, policy.reason))
 
     def stop(self) -> None:
-        """End the run once a checkpoint is saved, or at once if that takes long or this is called again."""
+        """End the run once a checkpoint is saved, however long an iteration takes, or at once if called again."""
         if self._is_stopping:
             self._stop_now()
             return
         self._is_stopping = True
         self._post(scheduler.JobChangeRequested(PAUSE, JobPause(job_id=self._job.id)))
-        asyncio.get_running_loop().call_later(PAUSE_SECONDS, self._stop_now)
+
+    def _limit_stop(self, content: object) -> None:
+        """Stop after a while, if ``content`` of a report says that a checkpoint may not come."""
+        match content:
+            case Completed():
+                asyncio.get_running_loop().call_later(SCRIPT_SECONDS, self._stop_now)
+            case Warned():
+                asyncio.get_running_loop().call_later(STORAGE_SECONDS, self._stop_now)
 
     def _stop_now(self) -> None:
         self._post(scheduler.JobChangeRequested(STOP, JobStop(job_id=self._job.id)))
@@ -216,6 +225,8 @@ class LocalRun:
                 self._folder.note_generation(allocation.generation)
             case Report():
                 self._show(self._narrator.on_report(command))
+                if self._is_stopping:
+                    self._limit_stop(command.content)
             case HostCommand():
                 await self._host.carry_out(command)
             case StartTimer(seconds, event):

@@ -143,8 +143,11 @@ class Session(Protocol):
         False if there is nothing to agree on, and no such round took place.
         """
 
-    def named(self, next_iteration: int) -> int:
-        """The generation to name in the header of the round before ``next_iteration``; waits if an order says so."""
+    def named(self, next_iteration: int, *, can_pause: bool = False) -> int:
+        """The generation to name in the header of the round before ``next_iteration``; waits if an order says so.
+
+        If it ``can_pause``, not longer than until the agent asks for a pause.
+        """
 
     def agreed(self, named: Sequence[int]) -> Switch | None:
         """Return the switch of generations that the headers of a round agree on, if any; ``named`` is by rank."""
@@ -205,7 +208,7 @@ class SoloSession:
         """Nothing travels."""
         return False
 
-    def named(self, next_iteration: int) -> int:
+    def named(self, next_iteration: int, *, can_pause: bool = False) -> int:
         """The generation never changes."""
         return self.view.generation
 

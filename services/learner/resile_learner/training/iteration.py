@@ -402,7 +402,8 @@ class Iteration:
             operations = self._determinism.reproducibility.operations
             used = bytes(self._gradients.used)
             computed = ComputedShards(partials, indices, used, self._pace(), operations, self._first_shard)
-            self.outcome = self._round.finish(replace(self._header, computed=computed), next_iteration=self.number + 1)
+            header = replace(self._header, computed=computed)
+            self.outcome = self._round.finish(header, next_iteration=self.number + 1, trains=True)
         except Abandoned as lost:
             self.lost = lost
             if self._is_in_closure:

@@ -124,7 +124,6 @@ class TrainingProtocol:
                 next_iteration, paused_at=progress.iteration if progress.pausing else None
             ),
             computed=ComputedShards(operations=self._computation.operations),
-            pause=next_iteration is not None and self._session.pause_asked,
             facts=facts or {},
         )
 

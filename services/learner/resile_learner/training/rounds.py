@@ -71,14 +71,20 @@ class Round:
         """That of the round among all rounds of the job."""
         return self._spec.tag.round
 
-    def finish(self, header: RoundHeader, *, next_iteration: int) -> RoundResult:
+    def finish(self, header: RoundHeader, *, next_iteration: int, trains: bool = False) -> RoundResult:
         """Send this member's header, wait for those of all others, and compare what must be equal.
+
+        ``trains``: it is a round of an iteration, so training can pause after it.
 
         Raises Abandoned when a member was lost meanwhile, MembersDiffer when members differ, OtherRound at once when
         they compute different things: the others then wait for what this member never sends.
         """
         with self._session.changes.step("exchange", round=self._spec.tag.round, path=self.exchange.path):
-            raw = self.exchange.finish(header.encode(generation=self._session.named(next_iteration)))
+            is_paused = header.checkpoint.pause is not None
+            generation = self._session.named(next_iteration, can_pause=trains or is_paused)
+            if trains:
+                header = replace(header, pause=self._session.pause_asked)
+            raw = self.exchange.finish(header.encode(generation=generation))
         if not all(raw):  # a member agrees on how sums travel
             raise OtherRound("another worker")
         named, headers = zip(*(RoundHeader.decode(data, self._buffers.like) for data in raw), strict=True)

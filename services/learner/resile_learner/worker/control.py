@@ -123,7 +123,7 @@ class WorkerControl:
         Returns after `end`, or when the main thread has stalled.
         """
         self._control_thread, self._agent = threading.current_thread(), writer
-        self._spawn(self._peers.accept_all(listener))
+        accepting = self._spawn(self._peers.accept_all(listener))
         reading = self._spawn(self._read_agent(reader))
         self._spawn(self._watch())
         host, port = self._config.host, listener.getsockname()[1]
@@ -132,6 +132,8 @@ class WorkerControl:
             self._is_listening = True
             self._changed.notify_all()
         await self._ended.wait()
+        accepting.cancel()
+        await asyncio.wait({accepting})  # the loop watches the descriptor, which others may get once it is closed
         listener.close()
         await self._close_agent(reading)
         with suppress(OSError):  # it may be broken

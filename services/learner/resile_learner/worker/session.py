@@ -167,13 +167,17 @@ class WorkerSession:
             raise OtherRound("another worker")
         return True
 
-    def named(self, next_iteration: int) -> int:
-        """The generation to name in the header of the round before ``next_iteration``; waits where a plan says so."""
+    def named(self, next_iteration: int, *, can_pause: bool = False) -> int:
+        """The generation to name in the header of the round before ``next_iteration``; waits where a plan says so.
+
+        If it ``can_pause``, a request to pause ends the wait: the iteration is not trained before the pause is over.
+        """
 
         def answer(view: MembershipView) -> int | None:
             settled = tuple(order for order in view.formed if self._communicators.is_settled(order.generation))
             view = replace(view, formed=settled)
-            return None if view.must_wait(next_iteration) else view.named(next_iteration)
+            waits = view.must_wait(next_iteration) and not (can_pause and view.is_pause_requested)
+            return None if waits else view.named(next_iteration)
 
         return self._control.wait_for(answer)
 
