@@ -87,6 +87,10 @@ class Hosts:
                 self.most_late = max(self.most_late, time.monotonic() - due)
                 await asyncio.sleep(max(due - time.monotonic(), 0.0))
 
+    async def beaten(self) -> None:
+        """Wait until each host has beaten."""
+        await until(lambda: len(self._last) == len(self.names), seconds=600.0)
+
     def fall_silent(self, number: int) -> None:
         """Have the last ``number`` hosts stop."""
         self.silent = {name: self._last[name] for name in self.names[-number:]}
@@ -99,6 +103,7 @@ def act(pipe: Pipe, credentials: Credentials, names: list[str]) -> None:
         hosts = Hosts(await Bus.open(credentials, service="learner"), names)
         beating = asyncio.create_task(hosts.beat())
         await hosts.join()
+        await hosts.beaten()
         pipe.send(None)
         number = await asyncio.to_thread(pipe.recv)
         hosts.fall_silent(number)
