@@ -14,7 +14,17 @@ import psutil
 import pytest
 import pytest_asyncio
 
-from resile_learner.messages import Failed, Finished, Left, Member, Order, WorkerConfig, WorkerListening, encode
+from resile_learner.messages import (
+    Failed,
+    Finished,
+    Left,
+    Member,
+    Order,
+    Trained,
+    WorkerConfig,
+    WorkerListening,
+    encode,
+)
 from resile_learner.processes import exits
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
 from resile_learner.processes.exits import classify
@@ -356,6 +366,9 @@ def test_a_kill_for_memory_is_distinguished_from_any_other(monkeypatch: pytest.M
         (-11, Finished(worker=1), False, "finished"),
         (-15, None, True, "killed"),
         (0, None, False, "exited"),
+        (0, Trained(worker=1), False, "finished"),
+        (3, Trained(worker=1), False, "exited"),
+        (-9, Trained(worker=1), False, "killed"),
     ],
 )
 def test_exits_are_classified(status: int, last_message: Any, memory_ran_out: bool, kind: str) -> None:

@@ -273,6 +273,18 @@ def test_a_failure_right_after_a_checkpoint_says_that_the_run_resumes_from_it(tm
     assert "resumes from the newest checkpoint" in outcome.errors
 
 
+@pytest.mark.parametrize("status", [0, 3])
+def test_a_script_may_end_its_process_itself_after_training(resile: Any, undisturbed: str, status: int) -> None:
+    """As scripts do whose threads do not end; nothing of the result is lost by it."""
+    script = resile.script()
+    script.write_text(script.read_text() + f"\nimport os\nos._exit({status})\n")
+    ended = resile.run("run", script, "-w", "3", "--json")
+    if status:
+        assert (ended.status, "exit status 3, after training was complete" in ended.err) == (1, True)
+    else:
+        assert (ended.status, ended.json["params_sha256"]) == (0, undisturbed)
+
+
 def test_a_launcher_that_was_killed_is_resumed(resile: Any, undisturbed: str) -> None:
     script = resile.script()
     process = resile.start("run", script, "-w", "2", "--", "--every", "3", "--pause", "0.1")

@@ -157,6 +157,12 @@ class Completed(MemberMessage, reports.Completed):
     """Training ended as requested. Sent by the lowest rank once the final model is stored."""
 
 
+class Trained(WorkerMessage):
+    """Training is complete on this worker, and its script goes on. From here on, an exit with status 0 is orderly."""
+
+    kind: Literal["trained"] = "trained"
+
+
 class Finished(WorkerMessage):
     """The script ended after training was complete. A worker's last message."""
 
@@ -199,7 +205,7 @@ class ChangeTraced(MemberMessage):
 
 ToWorker = Annotated[Order | Stop | Pause, Field(discriminator="kind")]
 ReportedByWorker = Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Left | PeerSuspected | Failed
-SentByWorker = WorkerListening | Imported | Joined | Finished | ChangeTraced | ReportedByWorker
+SentByWorker = WorkerListening | Imported | Joined | Trained | Finished | ChangeTraced | ReportedByWorker
 FromWorker = Annotated[SentByWorker, Field(discriminator="kind")]
 to_worker: TypeAdapter[Order | Stop | Pause] = TypeAdapter(ToWorker)
 from_worker: TypeAdapter[SentByWorker] = TypeAdapter(FromWorker)

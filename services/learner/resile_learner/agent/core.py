@@ -59,6 +59,7 @@ from ..messages import (
     Ready,
     ReportedByWorker,
     Switched,
+    Trained,
     Warned,
     WorkerListening,
     content_of,
@@ -308,7 +309,7 @@ class AgentCore:
                 return [*beat, *([SendToWorker(job, message.worker, order)] if order else [])]
             case Imported(modules=modules):
                 return self._templates.on_imported(job, modules, now)
-            case Joined() | Finished() | ChangeTraced():
+            case Joined() | Trained() | Finished() | ChangeTraced():
                 return beat
             case Warned():
                 return self._warn(job, message, worker, now)

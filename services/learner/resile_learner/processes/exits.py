@@ -5,9 +5,9 @@ from pathlib import Path
 
 from resile_shared.messages.hosts import WorkerExit
 
-from ..messages import Failed, Finished, Left
+from ..messages import Failed, Finished, Left, Trained
 
-LastMessage = Finished | Left | Failed | None
+LastMessage = Trained | Finished | Left | Failed | None
 
 
 def classify(status: int, last_message: LastMessage, *, memory_ran_out: bool) -> WorkerExit:
@@ -23,6 +23,8 @@ def classify(status: int, last_message: LastMessage, *, memory_ran_out: bool) ->
             return WorkerExit(kind="out of memory", status=status)
         case _ if status < 0:
             return WorkerExit(kind="killed", status=status)
+        case Trained() if status == 0:  # the script ended its process itself, as by os._exit
+            return WorkerExit(kind="finished")
         case Left() if status == 0:
             return WorkerExit(kind="left")
         case _:

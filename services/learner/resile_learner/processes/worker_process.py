@@ -14,7 +14,7 @@ from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import WorkerExit
 from resile_shared.validation import phrase
 
-from ..messages import Failed, Finished, FromWorker, Left, Order, Pause, Stop, encode, from_worker
+from ..messages import Failed, Finished, FromWorker, Left, Order, Pause, Stop, Trained, encode, from_worker
 from .exits import LastMessage, OutOfMemoryKills, classify
 from .output import Lines
 
@@ -91,7 +91,7 @@ class WorkerProcess:
                 raise MalformedMessageError(self.worker, f"{phrase(fault['msg'])}, in {line[:200]!r}") from error
             if message.worker != self.worker:
                 raise MalformedMessageError(self.worker, f"it signed as worker {message.worker}")
-            if isinstance(message, Finished | Left | Failed):
+            if isinstance(message, Trained | Finished | Left | Failed):
                 self._last_message = message
             yield message
         self._writer.close()  # the worker waits for it

@@ -44,6 +44,7 @@ T = TypeVar("T")
 Method = Callable[Concatenate["WorkerControl", P], T]
 
 CLOSE_SECONDS = 2.0
+FLUSH_SECONDS = 1.0
 
 
 class Withdrawn(ResileError):
@@ -171,6 +172,13 @@ class WorkerControl:
     def report(self, message: Message) -> None:
         """Send ``message`` to the agent."""
         self._call(self._send_to_agent, message)
+
+    @main_thread
+    def flush(self) -> None:
+        """Block until what was reported is on its way to the agent, for a second at the most."""
+        is_sent = threading.Event()
+        self._call(is_sent.set)
+        is_sent.wait(FLUSH_SECONDS)
 
     def report_suspect(self, suspect: int, evidence: Evidence, reason: str) -> None:
         """Report ``suspect`` of the current generation to the agent, again and again until a newer one is active."""

@@ -31,7 +31,7 @@ from ..membership.events import (
     SyncState,
 )
 from ..membership.view import MembershipView
-from ..messages import ChangeTraced, Imported, Left, Message, Order, Ready, Warned, WorkerConfig
+from ..messages import ChangeTraced, Imported, Left, Message, Order, Ready, Trained, Warned, WorkerConfig
 from ..session import PreparedLoop, SecondTrainingCall, StateLost, View
 from ..state.flat import FlatState
 from ..state.run import RunState
@@ -331,9 +331,11 @@ class WorkerSession:
         self._control.report(Warned(worker=self._config.worker, message=text))
 
     def complete(self) -> None:
-        """Training has ended on this member, as requested."""
+        """Training has ended on this member, as requested. Its agent knows it by then, however the script ends."""
         self.completed = True
         self._control.complete()
+        self._control.report(Trained(worker=self._config.worker))
+        self._control.flush()
 
 
 def _is_initial_member(view: MembershipView) -> bool | None:
