@@ -87,8 +87,8 @@ class Hosts:
                 self.most_late = max(self.most_late, time.monotonic() - due)
                 await asyncio.sleep(max(due - time.monotonic(), 0.0))
 
-    async def beaten(self) -> None:
-        """Wait until each host has beaten."""
+    async def wait_for_beats(self) -> None:
+        """Wait until each host has sent a heartbeat."""
         await until(lambda: len(self._last) == len(self.names), seconds=600.0)
 
     def fall_silent(self, number: int) -> None:
@@ -103,7 +103,7 @@ def act(pipe: Pipe, credentials: Credentials, names: list[str]) -> None:
         hosts = Hosts(await Bus.open(credentials, service="learner"), names)
         beating = asyncio.create_task(hosts.beat())
         await hosts.join()
-        await hosts.beaten()
+        await hosts.wait_for_beats()
         pipe.send(None)
         number = await asyncio.to_thread(pipe.recv)
         hosts.fall_silent(number)

@@ -21,6 +21,7 @@ from resile_learner.membership.events import (
 )
 from resile_learner.messages import (
     CommittedRound,
+    Finished,
     Member,
     Order,
     OrderRequest,
@@ -101,6 +102,15 @@ def scene() -> Iterator[Scene]:
     closing.start()
     scene.thread.stop()
     closing.join()
+
+
+def test_what_is_flushed_reaches_the_agent_though_the_process_ends_at_once(scene: Scene) -> None:
+    scene.control._call(time.sleep, 0.3)
+    scene.control.report(Finished(worker=0))
+    scene.control.flush()
+    scene.agent.setblocking(False)
+    assert from_worker.validate_json(scene.agent.recv(65536)) == Finished(worker=0)
+    scene.agent.setblocking(True)
 
 
 class WatchedListener(socket.socket):

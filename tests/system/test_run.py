@@ -47,6 +47,17 @@ def read_until(stream: Any, text: str) -> None:
     raise AssertionError(f"it ended without saying {text!r}")
 
 
+def interrupted(resile: Any, process: Any) -> Any:
+    """Press Ctrl-C once ``process`` trains; return how the run ended, with a checkpoint from which it resumes."""
+    read_until(process.stdout, "first iteration")
+    process.send_signal(signal.SIGINT)
+    ended = resile.finish(process)
+    assert ended.status == 130
+    assert ended.last_error.startswith("resile: stopped at iteration ")
+    assert "resumes from the newest checkpoint" in ended.last_error
+    return ended
+
+
 def test_a_plan_changes_shape_at_its_iterations_and_gives_the_same_bits(resile: Any, undisturbed: str) -> None:
     ended = resile.run("run", resile.script(), "--plan", "0:1,5:4,12:3,20:2", "--json", "-o", "model.safetensors")
     assert ended.status == 0, ended.err
@@ -148,13 +159,7 @@ def test_workers_and_later_runs_share_what_they_compile(resile: Any, monkeypatch
 
 def test_a_stopped_run_loses_nothing_and_is_resumed_with_its_arguments(resile: Any, undisturbed: str) -> None:
     script = resile.script()
-    process = resile.start("run", script, "-w", "2", "--", "--pause", "0.1")
-    read_until(process.stdout, "first iteration")
-    process.send_signal(signal.SIGINT)
-    ended = resile.finish(process)
-    assert ended.status == 130
-    assert ended.last_error.startswith("resile: stopped at iteration ")
-    assert "resumes from the newest checkpoint" in ended.last_error
+    ended = interrupted(resile, resile.start("run", script, "-w", "2", "--", "--pause", "0.1"))
     resumed = resile.run("run", script, "--resume", "-w", "3", "--json")
     assert resumed.status == 0, resumed.err
     assert resumed.json["params_sha256"] == undisturbed
@@ -172,31 +177,22 @@ def test_a_stopped_run_loses_nothing_and_is_resumed_with_its_arguments(resile: A
 
 
 def test_a_stopped_run_waits_for_its_checkpoint_however_long_an_iteration_takes(resile: Any) -> None:
-    process = resile.start("run", resile.script(), "-w", "2", "--", "--pause", "6")
-    read_until(process.stdout, "first iteration")
-    process.send_signal(signal.SIGINT)
-    ended = resile.finish(process)
-    assert ended.status == 130
-    assert "resumes from the newest checkpoint" in ended.last_error
+    interrupted(resile, resile.start("run", resile.script(), "-w", "2", "--", "--pause", "6"))
 
 
-SLOW_JOINER = """
-import os, time
+STALLED_JOINER = """
+import os, signal
 try:
     os.close(os.open("has-started", os.O_CREAT | os.O_EXCL))
 except FileExistsError:
-    time.sleep(600)
+    signal.pause()
 """
 
 
 def test_a_run_that_waits_for_the_workers_of_a_step_saves_a_checkpoint_and_stops(resile: Any) -> None:
-    process = resile.start("run", resile.script(SLOW_JOINER + TRAIN), "--plan", "0:1,2:2")
-    read_until(process.stdout, "first iteration")
-    process.send_signal(signal.SIGINT)
-    ended = resile.finish(process)
-    assert ended.status == 130
+    process = resile.start("run", resile.script(STALLED_JOINER + TRAIN), "--plan", "0:1,2:2")
+    ended = interrupted(resile, process)
     assert ended.last_error.startswith("resile: stopped at iteration 2; ")
-    assert "resumes from the newest checkpoint" in ended.last_error
 
 
 def test_a_leaver_reports_iterations_and_not_the_rounds_of_validation(resile: Any) -> None:

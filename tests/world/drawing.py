@@ -52,7 +52,7 @@ def draw(seed: int) -> Plan:
         kinds=kinds,
         labels=labels,
     )
-    return _with_gangs(_shared_otherwise(plan))
+    return _with_gangs(_with_sharing(plan))
 
 
 def _with_gangs(plan: Plan) -> Plan:
@@ -73,7 +73,7 @@ def _as_gang(rng: random.Random, job: Submission, room: int) -> Submission:
     )
 
 
-def _shared_otherwise(plan: Plan) -> Plan:
+def _with_sharing(plan: Plan) -> Plan:
     """Let some pools share their slots by any policy and among tenants, which users change as it runs."""
     rng = random.Random(f"{plan.seed} sharing")
     if rng.random() < 0.5:

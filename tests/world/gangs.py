@@ -1,7 +1,7 @@
 """Gangs in worlds: the product's worker of a gang, with a script that needs its peers, as collectives do.
 
 The script begins once all of its gang have, and completes when all have trained long enough. When a peer's process dies
-it raises, or waits for ever, as torch.distributed does.
+it raises, or waits forever, as torch.distributed does.
 """
 
 import random

@@ -649,8 +649,8 @@ MUTANTS = (
         "a gang is complete when its first rank has ended",
         "a rank that is lost before its script has ended loses what it had to store",
         f"{_CORE}.worker_ends",
-        "job.record.completed and not job.is_gang and how",
-        "job.record.completed and how",
+        "job.record.completed is not None and not job.is_gang\n",
+        "job.record.completed is not None\n",
         once_missing=True,
     ),
     Mutant(
@@ -681,8 +681,8 @@ MUTANTS = (
         "a member that ended before its report arrived never trained",
         "the start is cancelled under the other members, though they train",
         f"{_CORE}.host_events",
-        "            if report.generation:\n",
-        "            if False:\n",
+        "            if report.generation:  # ",
+        "            if False:  # ",
         once_missing=True,
     ),
     Mutant(

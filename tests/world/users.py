@@ -74,7 +74,7 @@ class Users:
             if number in self.jobs:
                 self._process.spawn(self._submit(number, self._plan.jobs[number]))
         elif action.kind in SHARING:
-            self._share_otherwise(action)
+            self._change_sharing(action)
         elif action.kind == "restart pool":
             self._process.spawn(self._restart_pool())
         elif known:
@@ -92,7 +92,7 @@ class Users:
             case "priority":
                 self._ask("job.priority", JobPriority(job_id=job, priority=action.value))
 
-    def _share_otherwise(self, action: Action) -> None:
+    def _change_sharing(self, action: Action) -> None:
         """Change how the pool shares its slots."""
         match action.kind:
             case "policy":

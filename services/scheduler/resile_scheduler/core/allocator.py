@@ -167,7 +167,7 @@ class Allocator:
     def apply(self, job: Job, change: Change, *, now: float) -> None:
         """Make ``change`` the newest generation of ``job``; joiners get new ids."""
         if not change.kept and not change.joining:
-            self.cancel_start(job, has_trained=False)
+            self.cancel_start(job, may_have_trained=False)
             return
         cold_start = not job.generations.has_started
         placements = list(change.kept)
@@ -204,9 +204,9 @@ class Allocator:
         self._write(job, placements, is_recovery=True, reason=reason, change=change)
         self.give_order(job)
 
-    def cancel_start(self, job: Job, *, has_trained: bool) -> None:
-        """Cancel a start, and return the job to the queue; whether it ``has_trained`` may be unknown."""
-        if job.generations.is_bound_by_start and not has_trained:
+    def cancel_start(self, job: Job, *, may_have_trained: bool) -> None:
+        """Cancel a start, and queue the job again: for any class of device, unless it has one or may have trained."""
+        if job.generations.is_bound_by_start and not may_have_trained:
             job.update(device_class="")
         self.abandon(job, "its start was cancelled")
         job.enter(Step.REQUEUE)

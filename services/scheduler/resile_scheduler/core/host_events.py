@@ -146,7 +146,7 @@ class HostEvents:
         if job.generations.has_started:
             job.advance(report.iteration)
         if report.state == "gone":
-            if report.generation:
+            if report.generation:  # the report that it trains may come later
                 self._pool.advance(job, worker, Phase.MEMBER)
             self._ends.on_gone(job, worker, report.exit or WorkerExit(kind="exited"), now=now)
             return

@@ -125,6 +125,11 @@ class Job:
             return None
         return generations.batch_size or ready.batch_size
 
+    @property
+    def smallest_size(self) -> int:
+        """The smallest allowed number of workers that is not below its minimum."""
+        return next((size for size in self.sizes if size >= self.least_workers), self.least_workers)
+
     def largest_size(self, number: int) -> int:
         """Return the largest allowed number of workers up to ``number``; 0 if there is none."""
         sizes = self.sizes

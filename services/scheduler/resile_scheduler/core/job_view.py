@@ -300,5 +300,5 @@ def _batch_range(job: Job, ready: Ready) -> BatchRange | None:
     declared = ready.batch_range
     if declared is None:
         return None
-    least = next((size for size in job.sizes if size >= job.least_workers), job.least_workers)
-    return BatchRange(declared.least, declared.most, min(declared.least_per_slot, declared.most // max(least, 1)))
+    most_per_slot = declared.most // max(job.smallest_size, 1)
+    return BatchRange(declared.least, declared.most, min(declared.least_per_slot, most_per_slot))

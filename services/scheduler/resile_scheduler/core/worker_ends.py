@@ -41,8 +41,9 @@ class WorkerEnds:
         self._pool.changed(job)
         if job.is_over:
             return
-        needs_no_end = job.record.completed and not job.is_gang and how.kind not in SCRIPT_ERRORS
-        if not (needs_no_end or how.kind in ("finished", "left")):
+        is_complete = job.record.completed is not None and not job.is_gang
+        is_expected = how.kind in ("finished", "left") or (is_complete and how.kind not in SCRIPT_ERRORS)
+        if not is_expected:
             self.on_failed(job, worker, how, now=now, was_member=was_member)
         if not job.is_over:
             self.check_members(job, now=now)
@@ -105,7 +106,7 @@ class WorkerEnds:
             return
         job.backoff.add(worker.slot.host, now=now)
         job.start_backoff.end(job.iteration, now=now)
-        self._allocator.cancel_start(job, has_trained=worker.failure in LOST)
+        self._allocator.cancel_start(job, may_have_trained=worker.failure in LOST)
         job.note("queued", f"its start was cancelled: {reason}", now=now)
 
     def _lose_member(self, job: Job, worker: Worker, now: float, *, is_refused: bool) -> None:

@@ -86,8 +86,8 @@ class PlanPolicy:
 
     def _fitted(self, steps: Sequence[PlanStep], demand: Demand) -> list[PlanStep]:
         """Cut the numbers of ``steps`` to the job's shards, if they may be; steps that change nothing are left out."""
-        most = demand.num_shards if self.fits_shards and demand.num_shards else inf
-        cut = [step if step.workers <= most else PlanStep(step.iteration, int(most)) for step in steps]
+        most = demand.num_shards if self.fits_shards else None
+        cut = [PlanStep(step.iteration, min(step.workers, most or step.workers)) for step in steps]
         return cut[:1] + [after for before, after in pairwise(cut) if after.workers != before.workers]
 
     def _effective_steps(self, total: int | None) -> list[PlanStep]:
