@@ -5,7 +5,9 @@ import gc
 import mmap
 import os
 import resource
+import signal
 import socket
+import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -27,9 +29,9 @@ from resile_learner.collectives.link_rates import (
     smallest_grouped,
 )
 from resile_learner.collectives.memory_agreement import MemoryAgreement
-from resile_learner.collectives.segments import TOKEN_BYTES, Mailbox, create_segment, make_token, map_segment
+from resile_learner.collectives.segments import TOKEN_BYTES, Mailbox, OwnSegment, create_segment, map_segment
 from resile_learner.collectives.spec import Tag
-from resile_learner.collectives.status import NO_RACK, NOWHERE, Host, Status, decode_status, find_host, rack_of
+from resile_learner.collectives.status import NO_RACK, NOWHERE, Host, Status, decode_status, find_host, rack_of, status_bytes
 from resile_learner.collectives.transport import Traffic
 
 from .link_group import Group, abandoned, check_round, make_work, sharing_group, start
@@ -86,10 +88,11 @@ def test_workers_of_one_host_agree_to_share_memory_and_sums_keep_their_bits(conn
     run_rounds(group, [0, 1, 2], generation=1, first=3)
 
 
-def test_a_change_of_members_makes_new_segments(connect: Connect) -> None:
+def test_members_agree_anew_after_each_change(connect: Connect) -> None:
+    """Also if one that is no member any more does not release what it has mapped."""
     group = connect(HERE, HERE, HERE)
     for generation, members in enumerate([[0, 1], [0, 1, 2], [2, 1]], start=1):
-        run_rounds(group, members, generation=generation, first=4 * generation, count=4)
+        run_rounds(group, members, generation=generation, first=8 * generation, count=8)
         for worker in members:
             assert partners(group, worker) == sorted(members.index(other) for other in members if other != worker)
 
@@ -317,7 +320,7 @@ def test_small_buckets_need_no_segment(connect: Connect) -> None:
 
 
 def test_a_member_left_behind_reads_what_its_generation_wrote(connect: Connect) -> None:
-    """Whatever later generations do: segments are never used again, and a failed round ends them too."""
+    """Whatever later generations do: what it may read is never written to again, and they share other memory."""
     group = connect(HERE, HERE, HERE)
     run_rounds(group, [0, 1, 2], generation=1, first=0, count=4)
     left_behind = group.nodes[2].agreement
@@ -330,25 +333,120 @@ def test_a_member_left_behind_reads_what_its_generation_wrote(connect: Connect) 
     seen = {rank: segment.array_at(0, 100_000, torch.uint8).copy() for rank, segment in memory.segments.items()}
     for generation in (2, 3):
         work = make_work(4, [60_000, 40_001], seed=generation)
-        for number in range(4):
+        for number in range(8):
             check_round(group, [0, 1], Tag(generation, 4 + number), work)
         assert partners(group, 0) == [1]
     for rank in (0, 1):
         assert np.array_equal(memory.segments[rank].array_at(0, 100_000, torch.uint8), seen[rank])
 
 
+def segments_of(group: Group, worker: int) -> list[int]:
+    """What tells the segments apart that ``worker`` has made and mapped."""
+    agreement = group.nodes[worker].agreement
+    assert agreement is not None
+    return [id(agreement._own), *(id(segment) for _, segment in agreement._mapped.values())]
+
+
+def test_members_that_stay_use_their_segments_again_in_the_second_round(connect: Connect) -> None:
+    """After a shrink, a loss, and a generation that failed: making and mapping memory takes longer than an iteration."""
+    group = connect(HERE, HERE, HERE, HERE)
+    run_rounds(group, [0, 1, 2, 3], generation=1, first=0)
+    before = segments_of(group, 0)
+    assert group.nodes[3].agreement is not None
+    group.nodes[3].agreement.close()  # as a leaver does
+    check_round(group, [0, 1, 2], Tag(2, 3), WORK)
+    assert [partners(group, worker) for worker in range(3)] == [[1, 2], [0, 2], [0, 1]]
+    assert segments_of(group, 0) == before[:3]
+    check_round(group, [0, 1, 2], Tag(2, 4), WORK)
+
+    group.nodes[0].poller.abort_round(2, "lost", generation=2)
+    calls = [start(lambda w=w: group.nodes[w].run_round(WORK.spec(w, [0, 1, 2], Tag(2, 5)))) for w in (0, 1, 2)]
+    assert [abandoned(call).suspect for call in calls] == [2, 2, 2]
+    assert group.nodes[2].agreement is not None
+    group.nodes[2].agreement.close()  # as the kernel does
+    check_round(group, [0, 1], Tag(3, 5), WORK)
+    assert [partners(group, worker) for worker in range(2)] == [[1], [0]]
+    assert segments_of(group, 0) == before[:2]
+    check_round(group, [0, 1], Tag(3, 6), WORK)
+
+
+def test_a_joiner_is_added_to_those_who_share_memory_already(connect: Connect) -> None:
+    group = connect(HERE, HERE, HERE)
+    run_rounds(group, [0, 1], generation=1, first=0)
+    before, joiner = segments_of(group, 0), group.nodes[2].agreement
+    assert joiner is not None
+    joiner.prewarm(num_bytes=1 << 20)
+    made = joiner._own
+    check_round(group, [0, 1, 2], Tag(2, 3), WORK)
+    assert [partners(group, worker) for worker in range(3)] == [[1], [0], []]
+    run_rounds(group, [0, 1, 2], generation=2, first=4, count=2)
+    assert [partners(group, worker) for worker in range(3)] == [[1, 2], [0, 2], [0, 1]]
+    assert segments_of(group, 0)[:2] == before
+    assert joiner._own is made
+
+
+def test_memory_is_prewarmed_for_large_buckets_alone(connect: Connect) -> None:
+    group, before = connect(HERE, NOWHERE), segments_in_use()
+    for node, num_bytes in zip(group.nodes, (1000, 1 << 20), strict=True):
+        assert node.agreement is not None
+        node.agreement.prewarm(num_bytes=num_bytes)
+    assert segments_in_use() == before
+
+
+def test_a_segment_that_a_member_does_not_name_any_more_counts_as_not_mapped(connect: Connect) -> None:
+    """A member that was behind in a failed generation may know an older one."""
+    group = connect(HERE, HERE)
+    run_rounds(group, [0, 1], generation=1, first=0)
+    other = group.nodes[1].agreement
+    assert other is not None
+    other._drop_own()
+    check_round(group, [0, 1], Tag(2, 3), WORK)
+    assert partners(group, 0) == partners(group, 1) == []
+    run_rounds(group, [0, 1], generation=2, first=4)
+    assert [partners(group, worker) for worker in range(2)] == [[1], [0]]
+
+
 def test_descriptors_and_memory_do_not_grow_with_rounds_and_generations(connect: Connect) -> None:
     group = connect(HERE, HERE, HERE)
+    before = num_descriptors()
     run_rounds(group, [0, 1, 2], generation=1, first=0, count=4)
     descriptors, segments = num_descriptors(), segments_in_use()
     for generation in range(2, 5):
         run_rounds(group, [0, 1, 2], generation=generation, first=4 * generation, count=4)
     assert num_descriptors() <= descriptors
     assert segments_in_use() <= segments
+    # A mailbox and a segment for each worker, and two ends of a lease for each pair, in both directions.
+    assert descriptors - before == 3 * 2 + 6 * 2
     for node in group.nodes:
         assert node.agreement is not None
         node.agreement.close()
-    assert num_descriptors() == descriptors - 3  # a mailbox for each worker, and nothing for each peer
+    assert num_descriptors() == before
+
+
+def test_a_lease_ends_when_the_reader_is_killed_and_not_while_it_is_frozen() -> None:
+    """As the kernel sees to it, whatever the reader was doing."""
+    own, sender, receiver = OwnSegment(1 << 16), Mailbox(), Mailbox()
+    own.send(sender, receiver.name, worker=5, generation=1)
+    mapped, has_mapped = os.pipe()
+    child = os.fork()
+    if not child:
+        received = receiver.take(own.token)
+        assert received is not None
+        segment = map_segment(received.memory, 1 << 16, received.lease)
+        os.write(has_mapped, b"1")
+        while segment.num_bytes:
+            time.sleep(60)
+    os.read(mapped, 1)
+    for end in (mapped, has_mapped):
+        os.close(end)
+    receiver.close()
+    os.kill(child, signal.SIGSTOP)
+    assert own.readers() == {5}
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert own.readers() == set()
+    own.close()
+    sender.close()
 
 
 @pytest.mark.parametrize("sharing", [[0, 1, 2], [0, 2]])
@@ -418,19 +516,7 @@ def test_memory_is_used_only_where_both_have_mapped_the_other(
     assert [partners(group, worker) for worker in range(3)] == [[2], [], [0]]
 
 
-def test_a_newer_generation_of_the_same_members_has_new_segments(connect: Connect) -> None:
-    group = connect(HERE, HERE)
-    agreement = group.nodes[0].agreement
-    assert agreement is not None
-    run_rounds(group, [0, 1], generation=1, first=0)
-    older = agreement.begin(WORK.spec(0, [0, 1], Tag(1, 3))).segments
-    run_rounds(group, [0, 1], generation=2, first=3)
-    newer = agreement.begin(WORK.spec(0, [0, 1], Tag(2, 6))).segments
-    assert older.keys() == newer.keys() == {0, 1}
-    assert all(older[rank] is not newer[rank] for rank in older)
-
-
-def test_a_failed_round_ends_its_segments(connect: Connect) -> None:
+def test_a_failed_round_ends_what_was_agreed(connect: Connect) -> None:
     group = connect(HERE, HERE)
     run_rounds(group, [0, 1], generation=1, first=0)
     assert partners(group, 0) == [1]
@@ -503,25 +589,33 @@ def test_a_mailbox_keeps_what_a_token_names_and_a_bounded_number_of_others() -> 
     one, other = Mailbox(), Mailbox()
     before = num_descriptors()
     _, fd = create_segment(4096)
+
+    def send(token: bytes, generation: int = 0, fds: Sequence[int] = (fd, fd)) -> None:
+        one.send(other.name, token, fds, generation=generation)
+
     for number in range(3):
-        one.send(other.name, bytes([number]) * TOKEN_BYTES, fd)
-    one.send(other.name, b"too short", fd)
+        send(bytes([number]) * TOKEN_BYTES)
+    send(bytes([1]) * TOKEN_BYTES)  # again
+    send(b"too short")
+    send(bytes([9]) * TOKEN_BYTES, fds=[fd])  # without a lease
     stranger = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     stranger.sendto(b"noise", b"\0resile/" + other.name)
     taken = other.take(bytes([1]) * TOKEN_BYTES)
     assert taken is not None
-    os.close(taken)
+    for descriptor in taken:
+        os.close(descriptor)
     assert other.take(bytes([9]) * TOKEN_BYTES) is None
-    assert num_descriptors() == before + 1 + 1 + 2  # the segment, the stranger, and what nobody has taken
-    newer, older, late = (make_token(generation) for generation in (8, 7, 7))
-    for token in (newer, older):
-        one.send(other.name, token, fd)
+    assert num_descriptors() == before + 1 + 1 + 2 * 2  # the segment, the stranger, and what nobody has taken
+    newer, older, late = (bytes([number]) * TOKEN_BYTES for number in (10, 11, 12))
+    send(newer, 8)
+    send(older, 7)
     other.drop_before(8)
-    one.send(other.name, late, fd)
+    send(late, 7)
     assert other.take(older) is other.take(late) is None
     kept = other.take(newer)
     assert kept is not None
-    os.close(kept)
+    for descriptor in kept:
+        os.close(descriptor)
     for resource_ in (one, other, stranger):
         resource_.close()
     os.close(fd)
@@ -532,18 +626,21 @@ def test_a_worker_without_room_for_a_descriptor_says_so(connect: Connect, monkey
     """The system takes the message and drops the descriptor; its sender does not learn of it."""
     one, other = Mailbox(), Mailbox()
     _, fd = create_segment(4096)
-    one.send(other.name, TOKEN, fd)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
-    try:
-        with pytest.raises(OSError, match="Too many open files") as raised:
-            other.take(TOKEN)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    one.send(other.name, TOKEN, fd)
+    lowest_free = os.dup(fd)
+    os.close(lowest_free)
+    for room in (0, 1):  # for none of both, and for one
+        one.send(other.name, TOKEN, [fd, fd], generation=0)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free + room, hard))
+        try:
+            with pytest.raises(OSError, match="Too many open files") as raised:
+                other.take(TOKEN)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    one.send(other.name, TOKEN, [fd, fd], generation=0)
     taken = other.take(TOKEN)
     assert taken is not None
-    for descriptor in (fd, taken):
+    for descriptor in (fd, *taken):
         os.close(descriptor)
     one.close()
     other.close()
@@ -561,8 +658,9 @@ def test_a_worker_without_room_for_a_descriptor_says_so(connect: Connect, monkey
 
 
 def test_a_status_survives_encoding() -> None:
-    status = Status(HERE, b"n" * 16, TOKEN, frozenset({0, 8, 12}))
+    status = Status(HERE, b"n" * 16, TOKEN, frozenset({0, 8, 12}), digest=b"eight...")
     assert decode_status(status.encode(13)) == status
+    assert len(status.encode(13)) == status_bytes(13)
     assert len(status.encode(13)) == len(status._replace(mapped=frozenset()).encode(13))
 
 

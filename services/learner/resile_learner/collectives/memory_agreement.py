@@ -6,24 +6,30 @@ complete, and so all know who shares memory: those are a group of whom each has 
 segments. The status of one round names the segments, that of the next one says they are mapped, and the round after
 that uses them. A group grows if somebody maps the segments late.
 
-Segments belong to one membership of one generation, and to its rounds up to the first that fails. A member that was
-left behind keeps reading the segments of its own generation, which nobody writes to any more, and it can write to no
-segment but its own. Where memory cannot be shared, the connections carry everything, and the reason is reported.
+Groups belong to one membership of one generation, and to its rounds up to the first that fails. Segments, which take
+longer to make than a small model's iteration, are kept: in the first round of a generation members name the segments
+that they have, and say which they have mapped, so that the second one uses them again. By then all members have
+completed a round of this generation, and read nothing older. Who is no member of it may do so: a leaver for a moment, a
+worker that was left behind at any time. A member names its segment only when the leases of all others have ended (see
+`segments`); if that takes long, it makes another one, and nobody writes to the older one any more. Where memory cannot be shared, the connections carry everything, and the reason is reported.
 """
 
+import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 
 from .blocks import MIN_SHARED_BYTES, Ranks, Sharing
 from .link_rates import choose_owners, choose_racks, host_rates, rate_of, rate_text, smallest_grouped
 from .reduction import SharedMemory
-from .segments import NAME_BYTES, TOKEN_BYTES, Mailbox, Segment, create_segment, make_token, map_segment
+from .segments import NAME_BYTES, TOKEN_BYTES, Mailbox, OwnSegment, Segment, map_segment
 from .spec import RoundSpec
-from .status import NO_RACK, NOWHERE, Host, Status, decode_status
+from .status import NO_DIGEST, NO_RACK, NOWHERE, Host, Status, decode_status, status_bytes
 from .transport import Traffic
 
 _NO_NAME = bytes(NAME_BYTES)
 _NO_TOKEN = bytes(TOKEN_BYTES)
+_PATIENT_ROUNDS = 4
+"""For so many rounds of a generation a worker that is no member of it may still read the own segment."""
 Key = tuple[int, tuple[int, ...]]
 Groups = tuple[Ranks, ...]
 
@@ -49,26 +55,28 @@ class MemoryAgreement:
         self._report = report
         self._given_bytes = min_bytes
         self._mailbox: Mailbox | None = None
-        self._descriptor: int | None = None
-        """Of the own segment, until all of the group have been sent it."""
+        self._own: OwnSegment | None = None
+        self._mapped: dict[int, tuple[bytes, Segment]] = {}
+        """By worker, the segments of others with their tokens."""
         self._has_failed = False
         self._reason = ""
         """Why memory is not shared: the first cause."""
         self._key: Key | None = None
         self._known: dict[int, Status] = {}
         """By worker, the newest of those that are members."""
-        self._forget_segments()
+        self._forget_agreement()
 
-    def _forget_segments(self) -> None:
-        self._close_descriptor()
+    def _forget_agreement(self) -> None:
         self._encoded: list[bytes] = []
         self._group: tuple[int, ...] = ()
         self._is_apart = False
         """Whether some are on this host in other containers."""
-        self._own: Segment | None = None
-        self._token = _NO_TOKEN
-        self._unsent: set[int] = set()
-        self._mapped: dict[int, Segment] = {}
+        self._num_offers = 0
+        """The rounds of this generation for which memory could be shared."""
+        self._is_settled = False
+        """Whether all of the group have mapped the own segment."""
+        self._unreachable: set[int] = set()
+        """Workers that the own segment could not be sent to."""
         self._groups: Groups = ()
         """Of all ranks; the same on all members in the same round."""
         self._min_bytes = self._given_bytes or MIN_SHARED_BYTES
@@ -84,27 +92,37 @@ class MemoryAgreement:
         self._racks: Groups = ()
         """See `Sharing`; the same on all members in the same round."""
 
-    def _close_descriptor(self) -> None:
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+    def prewarm(self, *, num_bytes: int) -> None:
+        """Before the first round, while nobody waits: make what will be shared to exchange buckets of ``num_bytes``."""
+        if num_bytes >= self._min_bytes and self._host != NOWHERE:
+            try:
+                self._mailbox = self._mailbox or Mailbox()
+                self._own = self._own or OwnSegment(Sharing().segment_bytes)
+            except OSError as error:
+                self._fail(error)
 
     def begin(self, spec: RoundSpec) -> SharedMemory:
         """Return what the round of ``spec`` uses."""
         key = spec.tag.generation, spec.members
         if key != self._key:
-            self._forget_segments()
+            self._forget_agreement()
             self._key = key
             if self._mailbox is not None:
                 self._mailbox.drop_before(self._generation)
+            self._mapped = {worker: each for worker, each in self._mapped.items() if worker in spec.members}
             self._rank = spec.members.index(self._worker)
             self._find_group()
         if any(sums.numel() * sums.element_size() >= self._min_bytes for sums in spec.sums):
             self._offer()
-        segments = {rank: self._mapped[rank] for rank in self.partners}
+        segments = {rank: self._mapped[self._members[rank]][1] for rank in self.partners}
         if self._own is not None:
-            segments[self._rank] = self._own
+            segments[self._rank] = self._own.segment
         return SharedMemory(self._sharing, segments)
+
+    @property
+    def status_bytes(self) -> int:
+        """The length of the status of each member in this generation."""
+        return status_bytes(len(self._members))
 
     @property
     def _sharing(self) -> Sharing:
@@ -115,21 +133,34 @@ class MemoryAgreement:
 
         ``traffic`` returns what was sent to each other member, by worker.
         """
-        if not self._earlier:
-            self._earlier = traffic()
-        elif self._group and not self._rate + self._far_rate:
-            self._measure(traffic())
+        self._measure(traffic)
         name = self._mailbox.name if self._mailbox else _NO_NAME
-        mapped = frozenset(self._mapped)
-        status = Status(self._host, name, self._token, mapped, self._rate, self._rack, self._far_rate)
+        token = self._own.token if self._own and not self._strangers(self._own) else _NO_TOKEN
+        tokens = {
+            rank: self._mapped[worker][0] for rank, worker in enumerate(self._members) if worker in self._mapped
+        }
+        status = Status(
+            self._host, name, token, frozenset(tokens), self._rate, self._rack, self._far_rate, _digest_of(tokens)
+        )
         return status.encode(len(self._members))
 
-    def _measure(self, traffic: Mapping[int, Traffic]) -> None:
+    def _strangers(self, own: OwnSegment) -> set[int]:
+        """Workers that are no members, and may read the own segment."""
+        return set() if self._is_settled else own.readers().difference(self._members)
+
+    def _measure(self, traffic: Callable[[], Mapping[int, Traffic]]) -> None:
+        """Find out at which rate the links to other hosts carry what is sent, once they have carried enough."""
+        if not self._earlier:
+            self._earlier = traffic()
+            return
         elsewhere = {worker for rank, worker in enumerate(self._members) if rank not in self._group}
-        if rate_of(traffic, self._earlier, elsewhere):
+        if not self._group or not elsewhere or self._rate + self._far_rate:
+            return
+        now = traffic()
+        if rate_of(now, self._earlier, elsewhere):
             far = {worker for worker in elsewhere if self._known[worker].rack != self._rack}
-            self._rate = rate_of(traffic, self._earlier, elsewhere - far, least=0)
-            self._far_rate = rate_of(traffic, self._earlier, far, least=0)
+            self._rate = rate_of(now, self._earlier, elsewhere - far, least=0)
+            self._far_rate = rate_of(now, self._earlier, far, least=0)
 
     def on_statuses(self, encoded: Sequence[bytes]) -> None:
         """Note what all members have said in the round that is complete, by rank."""
@@ -142,7 +173,9 @@ class MemoryAgreement:
         self._map()
         # Of the statuses alone: all members draw the same conclusion from them.
         statuses = [self._status_of(rank) for rank in range(len(self._members))]
-        self._groups = _grown(self._groups, [status.mapped for status in statuses])
+        mapped = _mapped_now(statuses)
+        self._is_settled = all(self._rank in mapped[rank] for rank in self._group if rank != self._rank)
+        self._groups = _grown(self._groups, mapped)
         rates = host_rates(statuses)
         self._slowest = min(rates.values(), default=0)
         self._owners = choose_owners(statuses, rates)
@@ -166,9 +199,9 @@ class MemoryAgreement:
         return "; ".join(parts)
 
     def end(self) -> None:
-        """The round has failed: what it used is not used again."""
+        """The round has failed: members agree anew in the next one that they have all begun."""
         self._key = None
-        self._forget_segments()
+        self._forget_agreement()
 
     @property
     def partners(self) -> frozenset[int]:
@@ -178,9 +211,16 @@ class MemoryAgreement:
     def close(self) -> None:
         """Release everything."""
         self.end()
+        self._mapped = {}
+        self._drop_own()
         if self._mailbox is not None:
             self._mailbox.close()
             self._mailbox = None
+
+    def _drop_own(self) -> None:
+        if self._own is not None:
+            self._own.close()
+            self._own = None
 
     @property
     def _generation(self) -> int:
@@ -204,11 +244,13 @@ class MemoryAgreement:
         self._is_apart = any(host.kernel == self._host.kernel and host.network != self._host.network for host in hosts)
 
     def _is_waiting(self) -> bool:
-        return any(
-            self._status_of(rank).token != _NO_TOKEN
-            for rank in self._group
-            if rank != self._rank and rank not in self._mapped
-        )
+        return any(self._lacks(rank) for rank in self._group if rank != self._rank)
+
+    def _lacks(self, rank: int) -> bool:
+        """Whether a rank has named a segment that is not mapped here."""
+        token = self._status_of(rank).token
+        mapped, _ = self._mapped.get(self._members[rank], (_NO_TOKEN, None))
+        return token not in (_NO_TOKEN, mapped)
 
     def _offer(self) -> None:
         """Open a mailbox; once the group is known, make the own segment, and send it to those that can receive it."""
@@ -216,53 +258,57 @@ class MemoryAgreement:
             return
         if self._is_apart:
             self._report_once("they run in different containers (network namespaces)")
+        if self._is_settled:
+            return
+        self._num_offers += 1
+        if self._own and self._num_offers > _PATIENT_ROUNDS and self._strangers(self._own):
+            self._drop_own()
         try:
-            if self._mailbox is None:
-                self._mailbox = Mailbox()
+            self._mailbox = self._mailbox or Mailbox()
             if self._own is None and len(self._group) > 1:
-                self._own, self._descriptor = create_segment(Sharing().segment_bytes)
-                self._token = make_token(self._generation)
-                self._unsent = {*self._group} - {self._rank}
+                self._own = OwnSegment(Sharing().segment_bytes)
         except OSError as error:
             self._fail(error)
             return
-        for rank in sorted(self._unsent):
-            self._send(self._mailbox, rank)
-        if not self._unsent:
-            self._close_descriptor()
+        if self._own and not self._strangers(self._own):
+            self._send(self._own, self._mailbox)
 
-    def _send(self, mailbox: Mailbox, rank: int) -> None:
-        name = self._status_of(rank).name
-        if name == _NO_NAME or self._descriptor is None:
-            return
-        try:
-            mailbox.send(name, self._token, self._descriptor)
-        except BlockingIOError:  # its mailbox is full: again in the next round
-            return
-        except OSError as error:
-            if not isinstance(error, ConnectionError):  # which means that it has gone
-                self._report_once(str(error))
-        self._unsent.discard(rank)
+    def _send(self, own: OwnSegment, mailbox: Mailbox) -> None:
+        known = own.readers() | self._unreachable
+        for worker in (self._members[rank] for rank in self._group if rank != self._rank):
+            name = self._known[worker].name
+            if worker in known or name == _NO_NAME:
+                continue
+            try:
+                own.send(mailbox, name, worker=worker, generation=self._generation)
+            except BlockingIOError:  # its mailbox is full: again in the next round
+                continue
+            except OSError as error:
+                if not isinstance(error, ConnectionError):  # which means that it has gone
+                    self._report_once(str(error))
+                self._unreachable.add(worker)
 
     def _map(self) -> None:
         """Map the segments that have come with the tokens that their makers named."""
         for rank in self._group:
-            token = self._status_of(rank).token
-            if rank == self._rank or rank in self._mapped or token == _NO_TOKEN or self._mailbox is None:
+            if rank == self._rank or self._mailbox is None or not self._lacks(rank):
                 continue
+            token = self._status_of(rank).token
             try:
-                fd = self._mailbox.take(token)
+                received = self._mailbox.take(token)
             except OSError as error:
                 self._fail(error)
                 continue
-            if fd is None:
+            if received is None:
                 continue
             try:
-                self._mapped[rank] = map_segment(fd, Sharing().segment_bytes)
+                segment = map_segment(received.memory, Sharing().segment_bytes, received.lease)
+                self._mapped[self._members[rank]] = token, segment
             except (OSError, ValueError) as error:
+                os.close(received.lease)
                 self._fail(error)
             finally:
-                os.close(fd)
+                os.close(received.memory)
 
     def _fail(self, error: Exception) -> None:
         """Offer nothing from now on; what is agreed on stays, since the partners count on it."""
@@ -303,3 +349,22 @@ def _grown(groups: Groups, mapped: Sequence[frozenset[int]]) -> Groups:
         else:
             grown.append(group)
     return tuple(grown) if len(grown) < len(mapped) else ()
+
+
+def _digest_of(tokens: Mapping[int, bytes]) -> bytes:
+    """What tells which segments of the ranks are mapped."""
+    if not tokens:
+        return NO_DIGEST
+    content = b"".join(rank.to_bytes(4) + token for rank, token in sorted(tokens.items()))
+    return hashlib.sha256(content).digest()[: len(NO_DIGEST)]
+
+
+def _mapped_now(statuses: Sequence[Status]) -> list[frozenset[int]]:
+    """[rank]: the ranks whose segments it has mapped, if they are those that these ranks name now."""
+    named = {rank: status.token for rank, status in enumerate(statuses) if status.token != _NO_TOKEN}
+    return [
+        status.mapped
+        if status.mapped <= named.keys() and status.digest == _digest_of({rank: named[rank] for rank in status.mapped})
+        else frozenset()
+        for status in statuses
+    ]

@@ -51,6 +51,10 @@ class Reduction:
         num_rooms = sum(len(spec.pieces[partner]) for partner in self.layout.partners)
         scratch.reserve(self.layout.received_bytes + self.layout.block_bytes * num_rooms)
 
+    def release_segments(self) -> None:
+        """Read no segments of others any more."""
+        self._segments = {}
+
     def push(self, bucket: int) -> None:
         """Take the partial sums of the next bucket."""
         is_direct = bucket in self.layout.direct

@@ -65,7 +65,7 @@ class OpenRound:
         poller.begin_operation(partial(self._fail, worker, "it left the round open"))
         poller.newest_tag = spec.tag
         memory = agreement.begin(spec)
-        self._status = agreement.status(self._traffic)
+        self._status_bytes = agreement.status_bytes
         self.path = agreement.path
         """How gradients are exchanged, for people."""
         self._reduction = Reduction(scratch, spec, self.rank, memory)
@@ -98,13 +98,15 @@ class OpenRound:
         num_pushed, num_buckets = len(self._reduction.buckets), self._reduction.num_buckets
         if num_pushed != num_buckets:
             raise ValueError(f"finished with {num_pushed} of {num_buckets} buckets pushed")
-        status = self._status
-        most = MAX_HEADER_BYTES - len(status)
+        most = MAX_HEADER_BYTES - self._status_bytes
         if len(header) > most:
             raise ValueError(f"a header of {len(header)} bytes; at most {most} are allowed")
         begun = time.monotonic()
-        frame = encode(Kind.HEADER, self._spec.tag, length=len(status) + len(header)) + status + header
         try:
+            if self._failure is not None:
+                raise self._failure
+            status = self._agreement.status(self._traffic)
+            frame = encode(Kind.HEADER, self._spec.tag, length=len(status) + len(header)) + status + header
             for peer in self._peers:
                 peer.link.send(frame)
             self._run()
@@ -145,7 +147,7 @@ class OpenRound:
     @property
     def received(self) -> list[bytes]:
         """The headers of other members that have come."""
-        return [bytes(peer.header or b"")[len(self._status) :] for peer in self._peers if peer.header_time]
+        return [bytes(peer.header or b"")[self._status_bytes :] for peer in self._peers if peer.header_time]
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -177,6 +179,7 @@ class OpenRound:
         """Release all memory of the round; links stay usable."""
         if not self._is_closed:
             self._is_closed = True
+            self._reduction.release_segments()
             for peer in self._peers:
                 peer.close()
 
@@ -185,7 +188,7 @@ class OpenRound:
         if self._is_closed:
             return
         self._close()
-        self._agreement.end()  # whoever still reads this round's segments keeps them as they are
+        self._agreement.end()
         self._failure = Abandoned(suspect, reason, is_hearsay=is_hearsay)
         frame = encode_abort(self._spec.tag, suspect=suspect, reason=reason)
         for link in [peer.link for peer in self._peers]:
@@ -204,7 +207,7 @@ class OpenRound:
                 rank,
                 self._spec.tag,
                 self._reduction,
-                status_bytes=len(self._status),
+                status_bytes=self._status_bytes,
                 on_pieces=self._fold,
                 on_group=self._advance,
                 on_abort=self._on_abort,
@@ -308,6 +311,8 @@ class OpenRound:
 
     def _send_pieces(self) -> None:
         """Announce and send own pieces as far as there is room for them."""
+        if self._failure is not None:
+            return
         reduction = self._reduction
         while reduction.can_stage():
             reduction.stage()

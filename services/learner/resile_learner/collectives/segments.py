@@ -2,6 +2,11 @@
 
 A segment belongs to the worker that made it. Nobody else can write to it, since it is sealed before its descriptor is
 sent, and nobody can change its size. It is gone when the last process that maps it has ended or dropped it.
+
+Its maker may write something else to it only when nobody reads it any more. Each reader therefore holds a lease: the
+write end of a pipe, which comes with the descriptor and is closed after the mapping is gone. The maker reads the end of
+the pipe then. The kernel closes it for a reader that is killed, and only once the memory of that process is gone; a
+reader that is frozen keeps its lease.
 """
 
 import ctypes
@@ -13,8 +18,9 @@ import secrets
 import socket
 import weakref
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
+from typing import NamedTuple
 
 import torch
 
@@ -22,9 +28,12 @@ from ..state.memory import tensor_bytes
 from .memory import Array, array_of
 
 NAME_BYTES = 16
-_GENERATION_BYTES = 8
-TOKEN_BYTES = _GENERATION_BYTES + 16
+TOKEN_BYTES = 16
 MAX_PENDING = 256
+LEASES_PER_NEIGHBOR = 2
+"""Descriptors that two workers which share memory keep open: of each other's segment."""
+_GENERATION_BYTES = 8
+_MESSAGE_BYTES = _GENERATION_BYTES + TOKEN_BYTES
 _SEALED = 0x0001 | 0x0002 | 0x0004 | 0x0010
 """F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_FUTURE_WRITE of linux/fcntl.h."""
 _F_ADD_SEALS = 1033
@@ -41,16 +50,17 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 class Segment:
     """Mapped memory, as arrays of any dtype, which are valid as long as the segment. Children of this process lack it.
 
-    No descriptor stays open, as one would with Python's ``mmap``.
+    No descriptor of the memory stays open, as one would with Python's ``mmap``. A ``lease`` is closed after the memory
+    is unmapped.
     """
 
-    def __init__(self, fd: int, num_bytes: int, *, protection: int) -> None:
+    def __init__(self, fd: int, num_bytes: int, *, protection: int, lease: int | None = None) -> None:
         self.num_bytes = num_bytes
         address = _LIBC.mmap(None, num_bytes, protection, mmap.MAP_SHARED | mmap.MAP_POPULATE, fd, 0)
         if address == _MAP_FAILED:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
-        weakref.finalize(self, _unmap, address, num_bytes, os.getpid()).atexit = False
+        weakref.finalize(self, _unmap, address, num_bytes, os.getpid(), lease).atexit = False
         _LIBC.madvise(address, num_bytes, mmap.MADV_DONTFORK)
         self._bytes = torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), dtype=torch.uint8)
         self._memory = tensor_bytes(self._bytes)
@@ -92,16 +102,68 @@ def create_segment(num_bytes: int) -> tuple[Segment, int]:
     return segment, fd
 
 
-def map_segment(fd: int, num_bytes: int) -> Segment:
-    """Map the segment of another worker, to read it. Raises OSError if it is not what `create_segment` makes."""
+def map_segment(fd: int, num_bytes: int, lease: int | None = None) -> Segment:
+    """Map the segment of another worker, to read it. Raises OSError if it is not what `create_segment` makes.
+
+    The ``lease`` that came with it belongs to the segment from then on.
+    """
     if fcntl.fcntl(fd, _F_GET_SEALS) & _SEALED != _SEALED or os.fstat(fd).st_size != num_bytes:
         raise OSError("the memory of another worker is not sealed, or has another size")
-    return Segment(fd, num_bytes, protection=mmap.PROT_READ)
+    return Segment(fd, num_bytes, protection=mmap.PROT_READ, lease=lease)
 
 
-def make_token(generation: int) -> bytes:
-    """Return what names a segment of ``generation``, and what nobody can guess; those of newer ones are greater."""
-    return generation.to_bytes(_GENERATION_BYTES) + secrets.token_bytes(TOKEN_BYTES - _GENERATION_BYTES)
+class OwnSegment:
+    """The segment that this worker has made, and the leases of those that it was sent to.
+
+    Raises OSError: the system forbids it, or has no memory for it.
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        self.segment, self._fd = create_segment(num_bytes)
+        self.token = secrets.token_bytes(TOKEN_BYTES)
+        """What names it, and what nobody can guess."""
+        self._leases: dict[int, int] = {}
+        """By worker, the end of the pipe that is read here."""
+
+    def readers(self) -> set[int]:
+        """The workers that may read it: they have mapped it, or its descriptor is on its way to them."""
+        for worker, lease in list(self._leases.items()):
+            if _has_ended(lease):
+                os.close(self._leases.pop(worker))
+        return set(self._leases)
+
+    def send(self, mailbox: "Mailbox", name: bytes, *, worker: int, generation: int) -> None:
+        """Send it to ``worker``, whose mailbox is called ``name``. Raises BlockingIOError if that is full, or OSError."""
+        lease, given = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        try:
+            mailbox.send(name, self.token, [self._fd, given], generation=generation)
+        except BaseException:
+            os.close(lease)
+            raise
+        finally:
+            os.close(given)
+        self._leases[worker] = lease
+
+    def close(self) -> None:
+        """Release it here; it stays as it is for those that read it."""
+        _close_all([self._fd, *self._leases.values()])
+        self._leases.clear()
+
+
+class Received(NamedTuple):
+    """The descriptors of a segment that has come to a mailbox."""
+
+    memory: int
+    lease: int
+
+
+class _Pending(NamedTuple):
+    """What has come to a mailbox, and nobody has taken yet."""
+
+    generation: int
+    """That of its sender."""
+    received: Received | None
+    """None: this process has no room for the descriptors."""
 
 
 class Mailbox:
@@ -113,9 +175,9 @@ class Mailbox:
     def __init__(self) -> None:
         self.name = secrets.token_bytes(NAME_BYTES)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
-        self._pending: dict[bytes, int | None] = {}
-        """By token; None: this process has no room for the descriptor."""
-        self._oldest = bytes(_GENERATION_BYTES)
+        self._pending: dict[bytes, _Pending] = {}
+        """By token."""
+        self._oldest = 0
         try:
             self._socket.setblocking(False)
             self._socket.bind(_address(self.name))
@@ -123,65 +185,86 @@ class Mailbox:
             self._socket.close()
             raise
 
-    def send(self, name: bytes, token: bytes, fd: int) -> None:
-        """Send ``fd`` to the mailbox called ``name``. Raises BlockingIOError when that is full, else OSError."""
-        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", [fd]))
-        self._socket.sendmsg([token], [rights], 0, _address(name))  # socket.send_fds ignores the address
+    def send(self, name: bytes, token: bytes, fds: Collection[int], *, generation: int) -> None:
+        """Send descriptors to the mailbox called ``name``. Raises BlockingIOError when that is full, else OSError."""
+        rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", fds))
+        message = generation.to_bytes(_GENERATION_BYTES) + token
+        self._socket.sendmsg([message], [rights], 0, _address(name))  # socket.send_fds ignores the address
 
-    def take(self, token: bytes) -> int | None:
-        """Return the descriptor that came with ``token``, None until it does; the caller closes it.
+    def take(self, token: bytes) -> Received | None:
+        """Return what came with ``token``, None until it does; the caller closes both descriptors.
 
         Raises OSError if it came when this process could open no more.
         """
         self._receive()
         if token not in self._pending:
             return None
-        fd = self._pending.pop(token)
-        if fd is None:
+        received = self._pending.pop(token).received
+        if received is None:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-        return fd
+        return received
 
     def drop_before(self, generation: int) -> None:
-        """Close what older generations have left, also if it comes later."""
-        self._oldest = generation.to_bytes(_GENERATION_BYTES)
+        """Close what was sent in older generations and nobody has taken, also if it comes later."""
+        self._oldest = generation
         self._receive()
-        stale = [token for token in self._pending if token < self._oldest]
-        _close_all([self._pending.pop(token) for token in stale])
+        for token in [token for token, each in self._pending.items() if each.generation < generation]:
+            self._drop(token)
 
     def _receive(self) -> None:
         """Read what has come; of what nobody takes the oldest is closed."""
+        most = len(Received._fields)
         for _ in range(MAX_PENDING):
             try:
-                token, fds, flags, _ = socket.recv_fds(self._socket, TOKEN_BYTES + 1, 1, socket.MSG_CMSG_CLOEXEC)
+                message, fds, flags, _ = socket.recv_fds(
+                    self._socket, _MESSAGE_BYTES + 1, most, socket.MSG_CMSG_CLOEXEC
+                )
             except OSError:
                 return
-            has_no_room = not fds and bool(flags & socket.MSG_CTRUNC)
-            is_valid = len(token) == TOKEN_BYTES and (len(fds) == 1 or has_no_room)
-            if not is_valid or token < self._oldest or token in self._pending:
+            generation, token = int.from_bytes(message[:_GENERATION_BYTES]), message[_GENERATION_BYTES:]
+            has_no_room = len(fds) < most and bool(flags & socket.MSG_CTRUNC)
+            is_valid = len(message) == _MESSAGE_BYTES and (len(fds) == most or has_no_room)
+            if not is_valid or generation < self._oldest:
                 _close_all(fds)
                 continue
-            self._pending[token] = None if has_no_room else fds[0]
+            self._drop(token)
+            if has_no_room:
+                _close_all(fds)
+            self._pending[token] = _Pending(generation, None if has_no_room else Received(*fds))
             if len(self._pending) > MAX_PENDING:
-                _close_all([self._pending.pop(next(iter(self._pending)))])
+                self._drop(next(iter(self._pending)))
+
+    def _drop(self, token: bytes) -> None:
+        dropped = self._pending.pop(token, None)
+        if dropped and dropped.received:
+            _close_all(dropped.received)
 
     def close(self) -> None:
         """Close the socket and what nobody has taken."""
         self._socket.close()
-        _close_all(self._pending.values())
-        self._pending.clear()
+        for token in list(self._pending):
+            self._drop(token)
 
 
-def _unmap(address: int, num_bytes: int, pid: int) -> None:
+def _unmap(address: int, num_bytes: int, pid: int, lease: int | None) -> None:
     if os.getpid() == pid:  # a child may have something else there
         _LIBC.munmap(address, num_bytes)
+        if lease is not None:
+            os.close(lease)
+
+
+def _has_ended(lease: int) -> bool:
+    try:
+        return not os.read(lease, 1)
+    except BlockingIOError:
+        return False
 
 
 def _address(name: bytes) -> bytes:
     return b"\0resile/" + name
 
 
-def _close_all(fds: Iterable[int | None]) -> None:
+def _close_all(fds: Iterable[int]) -> None:
     for fd in fds:
-        if fd is not None:
-            with suppress(OSError):
-                os.close(fd)
+        with suppress(OSError):
+            os.close(fd)

@@ -11,7 +11,7 @@ from .segments import NAME_BYTES, TOKEN_BYTES
 
 _RATE_BITS = 3
 """Of a rate, that are sent after their number: it is known to one part in eight."""
-_STATUS = struct.Struct(f"<8s8s{NAME_BYTES}s{TOKEN_BYTES}s2s8s")
+_STATUS = struct.Struct(f"<8s8s{NAME_BYTES}s{TOKEN_BYTES}s2s8s8s")
 
 
 class Host(NamedTuple):
@@ -23,6 +23,7 @@ class Host(NamedTuple):
 
 NOWHERE = Host(bytes(8), bytes(8))
 NO_RACK = bytes(8)
+NO_DIGEST = bytes(8)
 
 
 def find_host() -> Host:
@@ -51,30 +52,37 @@ class Status(NamedTuple):
     name: bytes
     """Of its mailbox; zeros while it has none."""
     token: bytes
-    """Of its segment; zeros while it has none."""
+    """Of its segment; zeros while it has none, or while it is not known who reads that."""
     mapped: frozenset[int]
-    """The ranks whose segments it has mapped."""
+    """The ranks whose segments it has mapped, of this or an earlier generation."""
     rate: int = 0
     """The bytes a second that its links to other hosts of its rack carry; 0 if there are none, or it is not known."""
     rack: bytes = NO_RACK
     """The rack of its host."""
     far_rate: int = 0
     """What its links to other racks carry."""
+    digest: bytes = NO_DIGEST
+    """Of the tokens of the segments that it has mapped."""
 
     def encode(self, num_ranks: int) -> bytes:
         """As bytes, whose number depends on ``num_ranks`` alone."""
         mapped = sum(1 << rank for rank in self.mapped).to_bytes(-(-num_ranks // 8), "little")
         rates = bytes(map(_encode_rate, (self.rate, self.far_rate)))
-        return _STATUS.pack(*self.host, self.name, self.token, rates, self.rack) + mapped
+        return _STATUS.pack(*self.host, self.name, self.token, rates, self.rack, self.digest) + mapped
+
+
+def status_bytes(num_ranks: int) -> int:
+    """The length of an encoded status."""
+    return _STATUS.size + -(-num_ranks // 8)
 
 
 def decode_status(data: bytes) -> Status:
     """The inverse of ``Status.encode``."""
-    kernel, network, name, token, rates, rack = _STATUS.unpack_from(data)
+    kernel, network, name, token, rates, rack, digest = _STATUS.unpack_from(data)
     bits = int.from_bytes(data[_STATUS.size :], "little")
     mapped = frozenset(rank for rank in range(8 * (len(data) - _STATUS.size)) if bits >> rank & 1)
     rate, far_rate = map(_decode_rate, rates)
-    return Status(Host(kernel, network), name, token, mapped, rate, rack, far_rate)
+    return Status(Host(kernel, network), name, token, mapped, rate, rack, far_rate, digest)
 
 
 def _encode_rate(rate: int) -> int:

@@ -54,7 +54,7 @@ from .seeds import mix, seed_all
 from .settings import Mode, TrainingSettings, facts_of
 from .validation import Validation, open_validator
 from .watch.optimizer_watch import optimizer_parts
-from .watch.repeatability import is_compared_in_epoch, is_compared_iteration
+from .watch.repeatability import compares_joiners, is_compared_in_epoch, is_compared_iteration
 from .watch.script_watch import ScriptWatch
 
 
@@ -371,7 +371,7 @@ class ElasticLoop:
         self._phases.enter("data")
         batch = self._shards.batch(position, view)
         self._count_iterations()
-        is_due = self._is_comparison_due(view)
+        is_due = self._compares_with(view)
         is_compared = is_due and self._settings.mode != "fast"
         self._watch.begin_iteration(is_compared=is_compared)
         self._buffers.begin_iteration(compares_values=is_due)
@@ -433,11 +433,11 @@ class ElasticLoop:
             num_turns=self._num_turns,
         )
 
-    def _is_comparison_due(self, view: View) -> bool:
-        """Whether workers compare in the next iteration what they compute: seldom, and when workers changed."""
+    def _compares_with(self, view: View) -> bool:
+        """Whether this worker takes part in a comparison in the next iteration: seldom all do, and those who join."""
         starts = self._position.sample == 0 and is_compared_in_epoch(self._position.epoch)
         is_due = starts or is_compared_iteration(self.iteration // self._num_turns)
-        return is_due or view.workers != self._last_members
+        return is_due or compares_joiners(view, self._last_members)
 
     def _on_load(self) -> None:
         self._buffers.adopt()

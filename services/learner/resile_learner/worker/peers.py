@@ -16,6 +16,7 @@ import pydantic
 from resile_shared.errors import ResileError
 
 from ..collectives.poller import LinkPoller
+from ..collectives.segments import LEASES_PER_NEIGHBOR
 from ..collectives.transport import TcpTransport
 from ..membership.events import Event, LinkDown, LinkUp, MessageReceived, OrderReceived
 from ..membership.view import MembershipView
@@ -82,7 +83,8 @@ class PeerConnections:
         Raises TooFewDescriptors.
         """
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        needed = len(links.KINDS) * len(order.members) + OTHER_DESCRIPTORS
+        neighbors = sum(member.host == self._config.host for member in order.members)
+        needed = len(links.KINDS) * len(order.members) + LEASES_PER_NEIGHBOR * neighbors + OTHER_DESCRIPTORS
         if self._config.worker in order.workers and limit != resource.RLIM_INFINITY and needed > limit:
             raise TooFewDescriptors(order, limit)
         self.generations.add(order)

@@ -123,6 +123,7 @@ class WorkerSession:
             self._control.report(Imported(worker=self._config.worker, modules=imported))
         if device := exchange_device(state.devices, os.environ):
             self._communicators.enable(device)
+        self._prewarm_exchange(state)
         self._control.report(ready.model_copy(update={"worker": self._config.worker}))
         self._control.post(ScriptReady())
         with self.changes.step("wait for membership"):
@@ -145,6 +146,15 @@ class WorkerSession:
         for peer in self._poller.links.keys() - set(self._order.workers):  # leavers wait for it where nobody continues
             self._leave_acknowledgement.confirm(peer, Tag(generation, 0))
         return False
+
+    def _prewarm_exchange(self, state: RunState) -> None:
+        """As a joiner: make the memory that is shared on this host while the others still train without this worker."""
+        order = self._control.view.first_order
+        if order is None or order.cold_start:
+            return
+        neighbors = [member for member in order.members if member.host == self._config.host]
+        if len(neighbors) > 1:
+            self._agreement.prewarm(num_bytes=sum(tensor.nbytes for tensor in state.model_memory()))
 
     def begin(self, spec: RoundSpec) -> ExchangeRound:
         """Open the next round."""
@@ -211,6 +221,7 @@ class WorkerSession:
 
     def _await_heirs_and_leave(self, switch: Switch, tag: Tag, *, iteration: int) -> NoReturn:
         """Leave once a member that continues is known to have all that this worker has. Raises Abandoned if none is."""
+        self._agreement.close()  # others may write to what they share once this worker has read it
         others = [worker for worker in switch.old.workers if worker != self._config.worker]
         with self.changes.step("wait until others have the state"):
             self._await_heirs(switch, tag, others)

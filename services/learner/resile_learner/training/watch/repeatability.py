@@ -11,6 +11,7 @@ from torch import Tensor
 from resile_shared.errors import UsageError
 
 from ...state.facts import MembersDiffer, minority
+from ...session import View
 from ..data.fetch import Fetched
 from ..digest import content_digest
 
@@ -48,6 +49,20 @@ def is_compared_iteration(number: int) -> bool:
     return number % 2 == 0 and number in (0, power, 3 * power)
 
 
+def compares_joiners(view: View, earlier: Sequence[int]) -> bool:
+    """Whether a member compares the first shard in the first iteration of a generation that follows that of ``earlier``.
+
+    Those who have joined do, and one that they are compared with: rank 0, which computes that shard in any case, or,
+    if rank 0 has joined itself, the first that has not. ``earlier`` is empty on a member that has joined, and the others
+    compute nothing more than in any other iteration, least of all after a loss.
+    """
+    joined = [worker for worker in view.workers if worker not in earlier]
+    if not joined or view.me in joined:
+        return bool(joined)
+    remaining = [worker for worker in view.workers if worker in earlier]
+    return view.rank == 0 or (view.workers[0] in joined and view.me == remaining[0])
+
+
 def read_twice(read: Callable[[], Fetched]) -> Fetched:
     """Read a shard twice. Raises NotRepeatable when the second time gives other samples."""
     first, second = read(), read()
@@ -76,10 +91,10 @@ def check_fingerprints(
 
     Where an operation has no deterministic form, what they computed may differ by rounding, and is not compared.
     """
-    known = [(print_, worker) for print_, worker in zip(fingerprints, workers, strict=True) if print_ is not None]
+    known = {worker: print_ for print_, worker in zip(fingerprints, workers, strict=True) if print_ is not None}
     if not known:
         return
-    prints, who_knows = zip(*known, strict=True)
+    who_knows, prints = zip(*sorted(known.items()), strict=True)  # of two the later one, which has joined, is named
     _, who = minority([print_.batch for print_ in prints], who_knows)
     if who:
         raise MembersDiffer(
