@@ -263,7 +263,7 @@ def test_compiled_functions_have_the_kernels_of_all_workers_whenever_the_compile
     with deterministic(Reproducibility("same-bits"), threads=1) as determinism:
         assert (inductor.deterministic, dynamo.automatic_dynamic_shapes) == (True, False)
         inductor.deterministic = False
-        determinism.apply()
+        determinism.begin_iteration()
         assert inductor.deterministic
         assert dynamo.recompile_limit > before
     assert (inductor.deterministic, dynamo.automatic_dynamic_shapes, dynamo.recompile_limit) == (False, True, before)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .facts import Facts, StateDiffers, check_same_run
 from .flat import FlatState, allocate, flatten, is_equal, unflatten
 from .memory import in_memory_order, is_expanded
+from .modules import ModuleTree
 
 _MAY_DIFFER = "may_differ"
 """What the state has beside "extras" for parts and extras whose values may be one member's own."""
@@ -73,7 +74,8 @@ class RunState:
         self._parts = parts
         self._extras = extras
         self._after_load = after_load
-        self._modes = _modes(model)
+        self._modules = ModuleTree(model)
+        self._modes = _modes(self._modules)
         """Those of the modules in training: after an epoch, one worker alone may validate."""
         self.progress = TrainingProgress()
         self.facts: Facts = {}
@@ -94,7 +96,7 @@ class RunState:
 
     def note_modes(self) -> None:
         """Modules have the modes in which they compute gradients, alike on all workers."""
-        self._modes = _modes(self._model)
+        self._modes = _modes(self._modules)
 
     def allocate_buffers(self, skeleton: bytes, *, on_host: bool = False, keeps_state: bool = False) -> list[Tensor]:
         """Return the tensors to receive a state into: parameters and buffers themselves, and new memory for the rest.
@@ -268,9 +270,9 @@ def registered_buffers(model: nn.Module) -> Iterator[tuple[str, nn.Module, str]]
             yield f"{path}.{key}" if path else key, module, key
 
 
-def _modes(model: nn.Module) -> dict[str, bool]:
+def _modes(modules: ModuleTree) -> dict[str, bool]:
     """Whether each module is in training mode, by its path."""
-    return {path: module.training for path, module in model.named_modules()}
+    return {path: module.training for path, module in modules.named()}
 
 
 def _can_hold(buffer: Tensor, value: Tensor) -> bool:

@@ -42,6 +42,8 @@ class ScriptAttributes:
         self._owners = modules | steppers
         self._is_open: bool | None = None
         """None before the first iteration: all workers run the script up to there."""
+        self._may_warn = False
+        """Whether something has changed since `warnings` looked."""
         self._is_initial = True
         """Whether this worker has begun with the script's own attributes; then it may warn of them."""
 
@@ -63,6 +65,9 @@ class ScriptAttributes:
 
     def warnings(self) -> list[str]:
         """Return a line for each container that is now known to change in the script; each once in a run."""
+        if not self._may_warn:
+            return []
+        self._may_warn = False
         found = [
             f"{owner.rstrip('.')}.{name} is a {kind} that the script changes between iterations: a worker that joins "
             "and a run that resumes begin with it as the script has made it. Keep it in a resile.training.State that "
@@ -105,7 +110,8 @@ class ScriptAttributes:
 
     def _look(self) -> None:
         for owner in self._owners.values():
-            owner.look(self._is_open)
+            if owner.look(self._is_open):
+                self._may_warn = True
 
 
 class _Owner:
@@ -124,16 +130,20 @@ class _Owner:
         self._named: set[str] = set()
         """The containers that `new_containers` has returned."""
 
-    def look(self, is_script: bool | None) -> None:
-        """Find what has changed since the last time: by the script, while shards were computed, or (None) before."""
+    def look(self, is_script: bool | None) -> bool:
+        """Find what has changed since the last time: by the script, while shards were computed, or (None) before.
+
+        Return whether something may have.
+        """
         now, before = self._read(), self._seen
         self._seen = now
         if is_script is None or (len(now) == len(before) and all(map(is_, now, before))):
-            return
+            return False
         before += [_ABSENT] * (len(now) - len(before))
         for name, old, new in zip(self._names, before, now, strict=True):
             if new is not old and not _is_same(old, new):
                 (self._changed if is_script else self._own).add(name)
+        return True
 
     def changed(self) -> dict[str, Any]:
         names = sorted(self._changed - self._own)

@@ -72,6 +72,10 @@ class Determinism:
         self._shown = warnings.showwarning
         self._filter: object = None
 
+    def begin_iteration(self) -> None:
+        """Set what determines the kernels of compiled functions, also if the script has changed it since."""
+        set_compiled_alike()
+
     def apply(self) -> None:
         """Set what determines the bits, also if the script or one of its libraries has changed it since."""
         if torch.get_deterministic_debug_mode() != 1:
@@ -81,7 +85,6 @@ class Determinism:
         _deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         torch.backends.cudnn.benchmark = False
         torch.backends.cuda.enable_cudnn_sdp(False)  # no deterministic backward pass
-        set_compiled_alike()
         torch.set_warn_always(True)  # some operations warn once in a process, maybe before the training call
         self._record()
 
@@ -124,6 +127,7 @@ def deterministic(reproducibility: Reproducibility, *, threads: int) -> Iterator
     determinism = Determinism(reproducibility, threads=threads)
     before = [setting.get() for setting in OWN]
     with warnings.catch_warnings():
+        determinism.begin_iteration()
         determinism.apply()
         try:
             yield determinism

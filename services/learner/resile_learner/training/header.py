@@ -61,7 +61,9 @@ class RoundHeader:
     pause: bool = False
     """Whether its agent asked it to pause; one member is enough."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """In the first round: what must be equal on all members."""
+    """What must be equal on all members."""
+    is_new: bool = False
+    """Whether nobody has compared it with the others yet: see `NewMembers`."""
 
     def encode(self, *, generation: int) -> bytes:
         """Encode as one JSON array with its length, then the raw arrays in order.
@@ -72,7 +74,7 @@ class RoundHeader:
         names = next((list(partial.scalars) for partial in partials if partial.scalars), [])
         scalars = np.array([[partial.scalars[name] for name in names] for partial in partials], dtype=np.float64)
         touched = [list(partial.deltas) for partial in partials]
-        own = [generation, self.digest, self.checkpoint.to_json(), self.pause, self.facts]
+        own = [generation, self.digest, self.checkpoint.to_json(), self.pause, self.facts, self.is_new]
         head = orjson.dumps(
             [
                 *own,
@@ -96,9 +98,8 @@ class RoundHeader:
         """
         (length,) = _LENGTH.unpack_from(data)
         head: list[Any] = orjson.loads(data[_LENGTH.size : _LENGTH.size + length])
-        generation, digest, checkpoint, pause, facts, num_indices, num_used, names, touched, pace, operations, first = (
-            head
-        )
+        generation, digest, checkpoint, pause, facts, is_new, *computed_head = head
+        num_indices, num_used, names, touched, pace, operations, first = computed_head
         reader = _Reader(data, _LENGTH.size + length)
         indices = np.frombuffer(reader.read(8 * num_indices), dtype=np.int64)
         used = reader.read(num_used)
@@ -118,7 +119,7 @@ class RoundHeader:
             tuple(operations),
             first and ShardFingerprint(*first),
         )
-        return generation, RoundHeader(digest, CheckpointHeader.from_json(checkpoint), computed, pause, facts)
+        return generation, RoundHeader(digest, CheckpointHeader.from_json(checkpoint), computed, pause, facts, is_new)
 
 
 @dataclass(frozen=True)

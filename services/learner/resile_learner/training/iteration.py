@@ -102,6 +102,8 @@ class Iteration:
         self.metrics: dict[str, float] = {}
         self.norms: SquaredNorms | None = None
         self.outcome: RoundResult | None = None
+        self.first_headers: Sequence[RoundHeader] = ()
+        """Of the first evaluation, once it is exchanged."""
         self.lost: Abandoned | None = None
         self._batch = batch
         self._held = held
@@ -310,6 +312,7 @@ class Iteration:
     def _begin(self) -> None:
         if not self.has_begun:
             self._on_begin()
+            self._determinism.begin_iteration()
         self.has_begun = True
 
     def backward(self, loss: Tensor, *, scaler: Any = None, **metrics: Tensor | float) -> None:
@@ -411,6 +414,7 @@ class Iteration:
             self._on_lost()
             return False
         totals = self.outcome.totals
+        self.first_headers = self.first_headers or self.outcome.headers
         self.metrics = dict(totals.scalars)
         self.loss = self.metrics.pop("loss")
         if math.isnan(self.loss) and self.is_first_evaluation and not self._allows_nan:

@@ -54,7 +54,7 @@ from .seeds import mix, seed_all
 from .settings import Mode, TrainingSettings, facts_of
 from .validation import Validation, open_validator
 from .watch.optimizer_watch import optimizer_parts
-from .watch.repeatability import compares_joiners, is_compared_in_epoch, is_compared_iteration
+from .watch.repeatability import NewMembers, is_compared_in_epoch, is_compared_iteration
 from .watch.script_watch import ScriptWatch
 
 
@@ -152,8 +152,7 @@ class ElasticLoop:
         self._watch = ScriptWatch(model, self._optimizers, state or {}, mode=mode, has_fixed_length=has_fixed_length)
         self._open: Iteration | None = None
         self.closures = ClosureSteps(self._optimizers, self._watch.optimizers, self._buffers, lambda: self._open)
-        self._last_members: tuple[int, ...] = ()
-        """Those of the newest iteration that was committed on this worker."""
+        self._new_members = NewMembers()
         self._checkpoints = Checkpointer(self._session, every=checkpoint_every)
         self.attributes = ScriptAttributes(model, self._optimizers)
         self.received = ReceivedState(
@@ -370,6 +369,7 @@ class ElasticLoop:
         self._shards.resize(self._schedule.next(self.iteration, ordered=view.batch_size))
         self._phases.enter("data")
         batch = self._shards.batch(position, view)
+        held = batch.held_by(view.rank, view.size)
         self._count_iterations()
         is_due = self._compares_with(view)
         is_compared = is_due and self._settings.mode != "fast"
@@ -378,7 +378,7 @@ class ElasticLoop:
         self._open = iteration = Iteration(
             self.iteration,
             batch,
-            batch.held_by(view.rank, view.size),
+            held,
             batch.leaves_of(view.rank, view.size),
             seed=self._settings.seed,
             fetch=partial(self._shards.next_shard, position, turn, view),
@@ -390,7 +390,11 @@ class ElasticLoop:
             phases=self._phases,
             scalers=self._scalers,
             determinism=self._determinism,
-            header=partial(self._header, compares_state=self._compares_state),
+            header=partial(
+                self._header,
+                compares_state=self._compares_state,
+                is_new=self._new_members.is_new and held.hi > held.lo,
+            ),
             last=self._protocol.reports.last,
             measures_noise=batch.measures_noise and turn == 0,
             turn=turn,
@@ -423,7 +427,11 @@ class ElasticLoop:
         self._watch.body.end_iteration(ends_epoch=iteration.ends_epoch)
         if iteration.norms:
             self._noise.add(iteration.norms, num_samples=iteration.num_samples, num_shards=iteration.num_computed)
-        self._last_members = view.workers
+        self._new_members.on_round(
+            view,
+            [header.is_new for header in iteration.first_headers],
+            [header.computed.first_shard for header in iteration.first_headers],
+        )
         self._protocol.commit(
             batch,
             iteration.outcome,
@@ -434,10 +442,10 @@ class ElasticLoop:
         )
 
     def _compares_with(self, view: View) -> bool:
-        """Whether this worker takes part in a comparison in the next iteration: seldom all do, and those who join."""
+        """Whether this worker takes part in a comparison in the next iteration: seldom all do, and new members once."""
         starts = self._position.sample == 0 and is_compared_in_epoch(self._position.epoch)
         is_due = starts or is_compared_iteration(self.iteration // self._num_turns)
-        return is_due or compares_joiners(view, self._last_members)
+        return is_due or (self._settings.mode != "fast" and self._new_members.takes_part(view))
 
     def _on_load(self) -> None:
         self._buffers.adopt()
@@ -472,13 +480,13 @@ class ElasticLoop:
         """Whether the parts of the state are compared before the next iteration: alike on all members."""
         return self._position.sample == 0 or is_compared_iteration(self.iteration // self._num_turns)
 
-    def _header(self, num_exchanges: int, *, compares_state: bool) -> RoundHeader:
+    def _header(self, num_exchanges: int, *, compares_state: bool, is_new: bool) -> RoundHeader:
         """That of the iteration's first round, or, in a closure, of the one after ``num_exchanges``."""
         facts = self._watch.facts(
             self._buffers, self.iteration, num_exchanges, compares_state=compares_state and not num_exchanges
         )
         facts |= self._shards.facts_of_batch()
-        return self._protocol.header(next_iteration=self.iteration + 1, facts=facts)
+        return self._protocol.header(next_iteration=self.iteration + 1, facts=facts, is_new=is_new)
 
     def _count_iterations(self) -> None:
         """Find out how many iterations there will be, now that the next batch is known."""

@@ -115,7 +115,9 @@ class TrainingProtocol:
             except Abandoned as lost:
                 self._recover(lost)
 
-    def header(self, *, next_iteration: int | None = None, facts: Facts | None = None) -> RoundHeader:
+    def header(
+        self, *, next_iteration: int | None = None, facts: Facts | None = None, is_new: bool = False
+    ) -> RoundHeader:
         """Build the header of the next round; ``next_iteration`` is the number of iterations after it, if it trains."""
         progress = self._state.progress
         return RoundHeader(
@@ -125,6 +127,7 @@ class TrainingProtocol:
             ),
             computed=ComputedShards(operations=self._computation.operations),
             facts=facts or {},
+            is_new=is_new,
         )
 
     def commit(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from resile_shared.errors import UsageError
 
-from ...state.run import registered_buffers
+from ...state.modules import ModuleTree
 
 Form = tuple[torch.Size, torch.dtype]
 
@@ -20,13 +20,13 @@ class BufferWatch:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._begun = {name: _form(buffer) for name, buffer, _ in _buffers(model)}
+        self._modules = ModuleTree(model)
+        self._begun = {name: _form(buffer) for name, buffer, _ in _buffers(self._modules)}
         self._caches: dict[str, Tensor] = {}
 
     def check(self, *, compares_caches: bool) -> None:
         """Raises UsageError when a buffer was created or replaced by one of another shape or dtype, and is no cache."""
-        for name, buffer, is_persistent in _buffers(self._model):
+        for name, buffer, is_persistent in _buffers(self._modules):
             form, begun = _form(buffer), self._begun.get(name)
             if form == begun:
                 continue
@@ -56,12 +56,13 @@ class BufferWatch:
         self._caches[name] = buffer.detach().clone()
 
 
-def _buffers(model: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+def _buffers(modules: ModuleTree) -> Iterator[tuple[str, Tensor, bool]]:
     """The name of each buffer that has a value, the buffer, and whether it is in the ``state_dict()``."""
-    for name, module, key in registered_buffers(model):
-        buffer = module._buffers[key]
-        if buffer is not None:
-            yield name, buffer, key not in module._non_persistent_buffers_set
+    for path, module in modules.named():
+        if module._buffers:
+            for key, buffer in module._buffers.items():
+                if buffer is not None:
+                    yield f"{path}.{key}" if path else key, buffer, key not in module._non_persistent_buffers_set
 
 
 def _form(buffer: Tensor) -> Form:

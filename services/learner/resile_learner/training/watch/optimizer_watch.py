@@ -12,6 +12,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from resile_shared.errors import UsageError
 
+from ...state.modules import ModuleTree
 from ...state.optimizer import OptimizerState
 from ...state.run import Stateful
 
@@ -26,8 +27,8 @@ class OptimizerWatch:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, state: Mapping[str, Any]) -> None:
         self.steps = 0
         self._optimizer = optimizer
-        self._model = model
-        self._parameters = list(model.parameters())
+        self._modules = ModuleTree(model)
+        self._parameters = self._modules.parameters()
         self._requires_grad = [parameter.requires_grad for parameter in self._parameters]
         self._trained = self._ids()
         if not set(self._trained) <= {id(parameter) for parameter in self._parameters}:
@@ -48,7 +49,7 @@ class OptimizerWatch:
 
     def check(self) -> None:
         """Raises UsageError when other parameters are trained than before the training call."""
-        now = list(self._model.parameters())
+        now = self._modules.parameters()
         if len(now) != len(self._parameters) or any(map(is_not, now, self._parameters)):
             raise UsageError(
                 "the model got other parameters after the training call began, which no worker would exchange and a "

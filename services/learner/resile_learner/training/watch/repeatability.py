@@ -33,6 +33,37 @@ class NotRepeatable(UsageError):
     """The same shard gave something else when it was read or computed again."""
 
 
+class NewMembers:
+    """The members that nobody has compared with the others yet: those that began with this generation or one before.
+
+    Each names itself in its headers. The others wait for it in its first iteration, so it computes the first shard
+    beside its own in the next one; one other member is enough to compare it with.
+    """
+
+    def __init__(self) -> None:
+        self.is_new = True
+        """Whether this worker is one of them."""
+        self._new: frozenset[int] = frozenset()
+
+    def takes_part(self, view: View) -> bool:
+        """Whether this worker is compared in the next iteration: it is new, or the one that new ones are compared with.
+
+        That is rank 0, which computes the first shard in any case, or, if rank 0 is new, the first that is not.
+        """
+        new = self._new.intersection(view.workers)
+        others = [worker for worker in view.workers if worker not in new]
+        return bool(new) and view.size > 1 and (view.me in new or view.me == others[0])
+
+    def on_round(self, view: View, are_new: Sequence[bool], fingerprints: Sequence[ShardFingerprint | None]) -> None:
+        """An iteration's headers are here; by rank, who is new, and what it made of the first shard."""
+        compared = {worker for worker, print_ in zip(view.workers, fingerprints, strict=True) if print_ is not None}
+        if len(compared) < 2:
+            compared = set()
+        self._new = frozenset(worker for worker, is_new in zip(view.workers, are_new, strict=True) if is_new) - compared
+        if view.me in compared:
+            self.is_new = False
+
+
 def is_compared_in_epoch(epoch: int) -> bool:
     """Whether the first iteration of ``epoch`` compares the first shard: in epochs 0, 1, 2, 4, 8 and so on."""
     return epoch & (epoch - 1) == 0
@@ -47,20 +78,6 @@ def is_compared_iteration(number: int) -> bool:
     """
     power = number & -number
     return number % 2 == 0 and number in (0, power, 3 * power)
-
-
-def compares_joiners(view: View, earlier: Sequence[int]) -> bool:
-    """Whether a member compares the first shard in the first iteration of a generation that follows that of ``earlier``.
-
-    Those who have joined do, and one that they are compared with: rank 0, which computes that shard in any case, or,
-    if rank 0 has joined itself, the first that has not. ``earlier`` is empty on a member that has joined, and the others
-    compute nothing more than in any other iteration, least of all after a loss.
-    """
-    joined = [worker for worker in view.workers if worker not in earlier]
-    if not joined or view.me in joined:
-        return bool(joined)
-    remaining = [worker for worker in view.workers if worker in earlier]
-    return view.rank == 0 or (view.workers[0] in joined and view.me == remaining[0])
 
 
 def read_twice(read: Callable[[], Fetched]) -> Fetched:
