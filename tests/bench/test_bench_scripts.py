@@ -10,6 +10,7 @@ import pytest
 BENCH = Path(__file__).parents[2] / "bench"
 RESULT_LINES = {
     "checkpoint.py": (r"snapshot +[\d.]+ ", r"file +\d+ ", r"s3 +\d+ ", r"- +upload to s3"),
+    "costs.py": (r"shards computed +12 +12 ", r"system calls +\d+ "),
     "decisions.py": (r"a host is lost +[\d.]+ ", r"- +the slowest kind of event"),
     "exchange.py": (r" 2 +0\.01 +[\d.]+ ", r"state of 4 MB: [\d.]+ GB/s", r"Targets \(not checked in a tiny run\)"),
     "page.py": (r"items that the page received +75 of 75", r"memory of the monitor, most +\d+ MiB"),
@@ -61,3 +62,28 @@ def test_all_benchmarks_are_tried() -> None:
 
 def test_what_peers_of_resile_run_can_be_imported() -> None:
     assert "--by" in run("recovered.py", "--help")
+
+
+def costs(*options: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, BENCH / "costs.py", "--check", *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_no_event_costs_more_than_is_allowed() -> None:
+    done = costs()
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("mutant", "line"),
+    [
+        ("message", r"an iteration of 4 workers: messages to agents 4, at most 0 are allowed"),
+        ("disk", r"a shrink: waits for the disk [34], at most 0 are allowed"),
+        ("copy", r"a shrink: copied bytes [\d.e+]+, at most 0 are allowed"),
+    ],
+)
+def test_one_thing_too_much_is_noticed(mutant: str, line: str) -> None:
+    """A message in each iteration, a wait for the disk or a copy of the state at each change."""
+    done = costs("--mutant", mutant)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert re.search(line, done.stderr), done.stderr

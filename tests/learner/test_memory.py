@@ -31,7 +31,16 @@ from resile_learner.collectives.link_rates import (
 from resile_learner.collectives.memory_agreement import MemoryAgreement
 from resile_learner.collectives.segments import TOKEN_BYTES, Mailbox, OwnSegment, create_segment, map_segment
 from resile_learner.collectives.spec import Tag
-from resile_learner.collectives.status import NO_RACK, NOWHERE, Host, Status, decode_status, find_host, rack_of, status_bytes
+from resile_learner.collectives.status import (
+    NO_RACK,
+    NOWHERE,
+    Host,
+    Status,
+    decode_status,
+    find_host,
+    rack_of,
+    status_bytes,
+)
 from resile_learner.collectives.transport import Traffic
 
 from .link_group import Group, abandoned, check_round, make_work, sharing_group, start
@@ -348,7 +357,7 @@ def segments_of(group: Group, worker: int) -> list[int]:
 
 
 def test_members_that_stay_use_their_segments_again_in_the_second_round(connect: Connect) -> None:
-    """After a shrink, a loss, and a generation that failed: making and mapping memory takes longer than an iteration."""
+    """After a shrink and after a loss: making and mapping memory takes longer than an iteration."""
     group = connect(HERE, HERE, HERE, HERE)
     run_rounds(group, [0, 1, 2, 3], generation=1, first=0)
     before = segments_of(group, 0)

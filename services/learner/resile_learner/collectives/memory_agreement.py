@@ -11,7 +11,8 @@ longer to make than a small model's iteration, are kept: in the first round of a
 that they have, and say which they have mapped, so that the second one uses them again. By then all members have
 completed a round of this generation, and read nothing older. Who is no member of it may do so: a leaver for a moment, a
 worker that was left behind at any time. A member names its segment only when the leases of all others have ended (see
-`segments`); if that takes long, it makes another one, and nobody writes to the older one any more. Where memory cannot be shared, the connections carry everything, and the reason is reported.
+`segments`); if that takes long, it makes another one, and nobody writes to the older one any more. Where memory cannot
+be shared, the connections carry everything, and the reason is reported.
 """
 
 import hashlib
@@ -136,9 +137,7 @@ class MemoryAgreement:
         self._measure(traffic)
         name = self._mailbox.name if self._mailbox else _NO_NAME
         token = self._own.token if self._own and not self._strangers(self._own) else _NO_TOKEN
-        tokens = {
-            rank: self._mapped[worker][0] for rank, worker in enumerate(self._members) if worker in self._mapped
-        }
+        tokens = {rank: self._mapped[worker][0] for rank, worker in enumerate(self._members) if worker in self._mapped}
         status = Status(
             self._host, name, token, frozenset(tokens), self._rate, self._rack, self._far_rate, _digest_of(tokens)
         )

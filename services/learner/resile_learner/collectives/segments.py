@@ -133,7 +133,7 @@ class OwnSegment:
         return set(self._leases)
 
     def send(self, mailbox: "Mailbox", name: bytes, *, worker: int, generation: int) -> None:
-        """Send it to ``worker``, whose mailbox is called ``name``. Raises BlockingIOError if that is full, or OSError."""
+        """Send it to ``worker``, whose mailbox is ``name``. Raises BlockingIOError when that is full, else OSError."""
         lease, given = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
             mailbox.send(name, self.token, [self._fd, given], generation=generation)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from resile_shared.errors import UsageError
 
-from ...state.facts import MembersDiffer, minority
 from ...session import View
+from ...state.facts import MembersDiffer, minority
 from ..data.fetch import Fetched
 from ..digest import content_digest
 

@@ -1,0 +1,162 @@
+"""The training whose costs costs.py counts: an MLP in a loop by hand; each worker notes its counts once an iteration.
+
+Counts are of things that are done, whatever the load of the machine: shards that are computed, frames that are sent,
+memory that is made. With ``--mutant`` one thing more is done, as a change of the code might do by mistake.
+"""
+
+import argparse
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from models import RandomVectors, mlp
+from torch import Tensor
+from torch.nn import functional as F
+
+import resile.training
+from resile.training import ElasticLoop
+from resile_learner.collectives.link import Link
+from resile_learner.collectives.poller import LinkPoller
+from resile_learner.collectives.round import GradientExchange
+from resile_learner.collectives.segments import Segment
+from resile_learner.collectives.spec import Tag
+from resile_learner.collectives.state_transfer import StateTransfer
+from resile_learner.collectives.transport import TcpTransport
+from resile_learner.membership.events import Switch
+from resile_learner.messages import ChangeTraced, Heartbeat, Progress, Warned
+from resile_learner.session import current_session
+from resile_learner.state.run import RunState
+from resile_learner.worker.control import WorkerControl
+from resile_learner.worker.peers import PeerConnections
+from resile_learner.worker.session import WorkerSession
+
+MUTANTS = ("message", "disk", "copy")
+UNCOUNTED = (Heartbeat, Progress, Warned)
+"""Messages whose number depends on how long things take."""
+
+
+Method = Callable[..., Any]
+
+
+class Costs:
+    """What this worker has done so far, by the names of what is counted."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self._count_calls()
+
+    def add(self, what: str, amount: int = 1) -> None:
+        self.counts[what] += amount
+
+    def _before(self, owner: Any, name: str, count: Callable[..., None]) -> None:
+        """Have ``count`` called with the arguments of each call of a method."""
+        original = getattr(owner, name)
+
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            count(*args, **kwargs)
+            return original(*args, **kwargs)
+
+        setattr(owner, name, counted)
+
+    def _count_calls(self) -> None:
+        self._before(Link, "send", self._frame)
+        self._before(Link, "send_urgent", self._frame)
+        self._before(GradientExchange, "begin", lambda *_: self.add("rounds"))
+        self._before(Segment, "__init__", self._memory)
+        self._before(StateTransfer, "send", self._state)
+        self._before(WorkerControl, "_send_to_agent", self._message)
+        self._before(PeerConnections, "send", self._to_peer)
+        self._before(os, "fsync", lambda *_: self.add("waits for the disk"))
+        self._before(Tensor, "clone", self._copy)
+        self._before(LinkPoller, "wait", lambda *_, **__: self.add("sleeps"))
+        self._before(TcpTransport, "send", lambda *_: self.add("system calls"))
+        self._before(TcpTransport, "receive", lambda *_: self.add("system calls"))
+
+    def _frame(self, link: Link, *buffers: bytes | memoryview) -> None:
+        self.add("frames")
+        self.add("frame bytes", sum(map(len, buffers)))
+
+    def _memory(self, segment: Segment, fd: int, num_bytes: int, **more: Any) -> None:
+        self.add("segments mapped" if more.get("lease") is not None else "segments made")
+
+    def _state(self, transfer: object, peer: int, generation: int, skeleton: bytes, tensors: Any, **_: Any) -> None:
+        self.add("state sent")
+
+    def _message(self, control: object, message: object) -> None:
+        if not isinstance(message, UNCOUNTED):
+            self.add("messages to agents")
+
+    def _to_peer(self, connections: object, peer: int, message: object) -> None:
+        if not isinstance(message, UNCOUNTED):
+            self.add("messages to peers")
+
+    def _copy(self, tensor: Tensor, *_: object, **__: object) -> None:
+        self.add("copied bytes", tensor.nbytes)
+
+
+def mutated(mutant: str | None) -> Callable[[], None]:
+    """Do one thing too much: at each change, or whenever the function that is returned is called."""
+    match mutant:
+        case "disk":
+            _at_each_switch(lambda state: os.fsync(os.open(".", os.O_RDONLY)))
+        case "copy":
+            _at_each_switch(lambda state: [tensor.clone() for tensor in state.flatten().tensors])
+        case "message":
+            return _send_a_message
+    return lambda: None
+
+
+def _send_a_message() -> None:
+    view = current_session().view
+    current_session().report(ChangeTraced(worker=view.me, generation=view.generation, change="none", spans=()))
+
+
+def _at_each_switch(do: Callable[[RunState], object]) -> None:
+    original = WorkerSession.switch
+
+    def switch(session: WorkerSession, change: Switch, tag: Tag, state: RunState) -> None:
+        do(state)
+        original(session, change, tag, state)
+
+    WorkerSession.switch = switch  # type: ignore[method-assign]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--notes", required=True, help="a folder, for a file of each worker")
+    parser.add_argument("--iterations", type=int, required=True)
+    parser.add_argument("--checkpoint-at", type=int, required=True)
+    parser.add_argument("--mutant", choices=MUTANTS)
+    args = parser.parse_args()
+    costs = Costs()
+    do_too_much = mutated(args.mutant)
+    resile.training.seed()
+    model = mlp(288, layers=4)
+    model.register_forward_hook(lambda *_: costs.add("shards computed"))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    loop = ElasticLoop(
+        model,
+        optimizer,
+        RandomVectors(96, 64),
+        epochs=args.iterations,
+        batch_size=96,
+        num_shards=12,
+        checkpoint_every=args.checkpoint_at,
+    )
+    with open(f"{args.notes}/{os.getpid()}", "a", buffering=1) as notes:
+        for iteration in loop:
+            for inputs, targets in iteration.shards():
+                iteration.backward(F.cross_entropy(model(inputs), targets))
+            if iteration.exchange():
+                optimizer.step()
+            do_too_much()
+            costs.counts["processor ms"] = int(time.process_time() * 1e3)
+            notes.write(json.dumps({"iteration": iteration.number, "counts": costs.counts}) + "\n")
+
+
+if __name__ == "__main__":
+    main()
