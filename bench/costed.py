@@ -7,9 +7,12 @@ memory that is made. With ``--mutant`` one thing more is done, as a change of th
 import argparse
 import json
 import os
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -35,6 +38,8 @@ from resile_learner.worker.peers import PeerConnections
 from resile_learner.worker.session import WorkerSession
 
 MUTANTS = ("message", "disk", "copy")
+PROFILED = range(34, 42)
+"""Iterations in which no shard is computed to be compared."""
 UNCOUNTED = (Heartbeat, Progress, Warned)
 """Messages whose number depends on how long things take."""
 
@@ -47,7 +52,14 @@ class Costs:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._count_calls()
+
+    def count_python(self, *, is_on: bool) -> None:
+        """Count calls of Python functions from now on, or no more. It takes a multiple of the time."""
+        sys.setprofile(self._python_call if is_on else None)
+
+    def _python_call(self, frame: FrameType, event: str, argument: object) -> None:
+        if event == "call":
+            self.counts["python calls"] += 1
 
     def add(self, what: str, amount: int = 1) -> None:
         self.counts[what] += amount
@@ -62,7 +74,8 @@ class Costs:
 
         setattr(owner, name, counted)
 
-    def _count_calls(self) -> None:
+    def count_in_worker(self) -> None:
+        """Count what a worker does beside its computation."""
         self._before(Link, "send", self._frame)
         self._before(Link, "send_urgent", self._frame)
         self._before(GradientExchange, "begin", lambda *_: self.add("rounds"))
@@ -127,12 +140,14 @@ def _at_each_switch(do: Callable[[RunState], object]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--notes", required=True, help="a folder, for a file of each worker")
+    parser.add_argument("--notes", type=Path, help="a folder, for a file of each worker; without it, calls are counted")
     parser.add_argument("--iterations", type=int, required=True)
-    parser.add_argument("--checkpoint-at", type=int, required=True)
+    parser.add_argument("--checkpoint-at", type=int)
     parser.add_argument("--mutant", choices=MUTANTS)
     args = parser.parse_args()
     costs = Costs()
+    if args.notes:
+        costs.count_in_worker()
     do_too_much = mutated(args.mutant)
     resile.training.seed()
     model = mlp(288, layers=4)
@@ -147,15 +162,24 @@ def main() -> None:
         num_shards=12,
         checkpoint_every=args.checkpoint_at,
     )
-    with open(f"{args.notes}/{os.getpid()}", "a", buffering=1) as notes:
-        for iteration in loop:
-            for inputs, targets in iteration.shards():
-                iteration.backward(F.cross_entropy(model(inputs), targets))
-            if iteration.exchange():
-                optimizer.step()
-            do_too_much()
+    for iteration in loop:
+        if not args.notes:
+            costs.count_python(is_on=iteration.number in PROFILED)
+        for inputs, targets in iteration.shards():
+            iteration.backward(F.cross_entropy(model(inputs), targets))
+        if iteration.exchange():
+            optimizer.step()
+        do_too_much()
+        if args.notes:
             costs.counts["processor ms"] = int(time.process_time() * 1e3)
-            notes.write(json.dumps({"iteration": iteration.number, "counts": costs.counts}) + "\n")
+            note(args.notes / str(os.getpid()), {"iteration": iteration.number, "counts": costs.counts})
+    print(costs.counts["python calls"] // len(PROFILED))
+
+
+def note(file: Path, line: object) -> None:
+    """Append a line at once, so that a reader finds no half of it."""
+    with file.open("a") as notes:
+        notes.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

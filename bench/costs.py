@@ -4,7 +4,8 @@
 
 A real run of four workers trains a small MLP (`costed.py`). By a plan it shrinks to three workers and grows back; it
 saves a checkpoint; and a worker of it is killed. Each worker counts what it does. The cost of an event is what all
-workers together do in the iterations around it, less what as many undisturbed iterations do.
+workers together do in the iterations around it, less what as many undisturbed iterations do. Beside it, a plain process
+counts the calls of Python functions of an iteration: what Resile and PyTorch do around the arithmetic.
 
 `costs.json` has the counts that are allowed. ``--check`` compares with it, and fails if one has grown: a commit that
 raises it says why. Counts in the lower part of the table depend on how threads take turns, and are only printed.
@@ -15,6 +16,7 @@ import json
 import os
 import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 from collections import Counter
@@ -38,7 +40,7 @@ BEFORE, AFTER, AFTER_KILL = 1, 7, 2
 """The iterations around an event that belong to it; of a kill those before the next worker joins."""
 STEADY = {WORKERS: range(58, 63), WORKERS - 1: range(42, 47)}
 """Undisturbed iterations, by the number of workers."""
-COMPARED = (
+OF_WORKERS = (
     "shards computed",
     "rounds",
     "frames",
@@ -51,11 +53,14 @@ COMPARED = (
     "messages to peers",
     "waits for the disk",
 )
+COMPARED = (*OF_WORKERS, "python calls")
 PRINTED = ("sleeps", "system calls", "processor ms")
 OF_A_KILL = ("rounds", "copied bytes", "segments made", "state sent")
 """What a kill costs wherever in an iteration it comes."""
 HEADER_BYTES = 20_000
 """By how much frames may differ: headers have numbers in them, as text."""
+PYTHON_CALLS = 0.05
+"""By which part calls may be more, in another version of Python or torch."""
 LATE = {"frames": 1.2, "frame bytes": 1.2, "messages to agents": 0.25, "messages to peers": 0.25}
 """By which part an event may cost more: on a busy machine, members may agree a round later to share memory."""
 POLL_SECONDS = 0.05
@@ -141,7 +146,7 @@ def costs(workers: Sequence[Noted]) -> dict[str, Counts]:
     def of(event: int, size: int, *, after: int = AFTER) -> Counts:
         window = range(event - BEFORE, event + after)
         total: Counter[str] = sum(map(during, window), Counter())
-        return {name: total[name] - len(window) * steady[size][name] for name in (*COMPARED, *PRINTED)}
+        return {name: total[name] - len(window) * steady[size][name] for name in (*OF_WORKERS, *PRINTED)}
 
     killed = min(worker.first + len(worker.totals) for worker in workers if worker.first == GROW)
     return {
@@ -156,7 +161,14 @@ def costs(workers: Sequence[Noted]) -> dict[str, Counts]:
 
 
 def _median(counts: Sequence[Counter[str]]) -> Counter[str]:
-    return Counter({name: int(statistics.median(each[name] for each in counts)) for name in (*COMPARED, *PRINTED)})
+    return Counter({name: int(statistics.median(each[name] for each in counts)) for name in (*OF_WORKERS, *PRINTED)})
+
+
+def python_calls() -> int:
+    """Calls of Python functions in an iteration of one plain process."""
+    command = [sys.executable, HERE / "costed.py", "--iterations", "42"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return int(done.stdout)
 
 
 def grown(found: Mapping[str, Counts], allowed: Mapping[str, Counts]) -> list[str]:
@@ -170,6 +182,8 @@ def grown(found: Mapping[str, Counts], allowed: Mapping[str, Counts]) -> list[st
 
 
 def _slack(event: str, name: str, limit: float) -> float:
+    if name == "python calls":
+        return limit * PYTHON_CALLS
     late = 0.0 if event.startswith("an iteration") else abs(limit) * LATE.get(name, 0.0)
     return late + (HEADER_BYTES if name == "frame bytes" else 0)
 
@@ -182,11 +196,14 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="resile-bench-") as folder:
         found = costs(asyncio.run(CountedRun(Path(folder), mutant=args.mutant).counts()))
-    rows = [(name, *(f"{counts[name]:g}" for counts in found.values())) for name in (*COMPARED, *PRINTED)]
+    rows = [(name, *(f"{counts[name]:g}" for counts in found.values())) for name in (*OF_WORKERS, *PRINTED)]
     print_table("What all workers do together", ("", *found), rows)
+    calls = python_calls()
+    print(f"\nCalls of Python functions in an iteration of one plain process: {calls}")
+    found["an iteration of one process"] = {"python calls": calls}
     if args.write:
         kept = {
-            event: {name: counts[name] for name in (OF_A_KILL if event == "a kill" else COMPARED)}
+            event: {name: counts[name] for name in (OF_A_KILL if event == "a kill" else COMPARED) if name in counts}
             for event, counts in found.items()
         }
         ALLOWED.write_text(json.dumps(kept, indent=1) + "\n")

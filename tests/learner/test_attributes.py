@@ -343,3 +343,19 @@ def test_a_worker_that_joins_does_not_repeat_the_warning() -> None:
             found.append([text.split()[0] for text in each.warnings()])
             each.open()
     assert found == [["model.history"], [], [], []]
+
+
+def test_a_value_that_returns_to_an_earlier_one_after_a_state_was_loaded_has_changed() -> None:
+    model = nn.Linear(2, 2)
+    cold, warm = "cold", "warm"
+    model.mode = cold
+    attributes = ScriptAttributes(model, [])
+    attributes.begin()
+    attributes.close()
+    attributes.open()
+    attributes.load_state_dict({"model.": {"mode": warm}})
+    model.mode = cold
+    attributes.close()
+    model.mode = warm  # while shards are computed
+    attributes.open()
+    assert attributes.state_dict() == {}

@@ -1,7 +1,7 @@
 """Plain attributes of modules and optimizers that change while a script trains: they belong to the state of a run."""
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import islice
 from operator import is_
 from typing import Any
@@ -13,7 +13,7 @@ from torch import nn
 _ABSENT = object()
 _OTHER = object()
 """In place of a value that is not plain, so that no tensor is kept alive."""
-_PLAIN = frozenset({int, float, bool, type(None)})
+_PLAIN: frozenset[type] = frozenset({int, float, bool, type(None)})
 _CONTAINERS = (list, dict, set, deque)
 _COMPARED_ITEMS = 64
 """So many items of a container are compared."""
@@ -40,6 +40,7 @@ class ScriptAttributes:
         modules = {f"model.{path}": _Owner(vars(module)) for path, module in model.named_modules()}
         steppers = {f"optimizer.{n}": _Owner(vars(each), is_optimizer=True) for n, each in enumerate(optimizers)}
         self._owners = modules | steppers
+        self._glance = _Glance(list(self._owners.values()))
         self._is_open: bool | None = None
         """None before the first iteration: all workers run the script up to there."""
         self._may_warn = False
@@ -89,6 +90,7 @@ class ScriptAttributes:
         for name, attributes in state_dict.items():
             if name in self._owners:
                 self._owners[name].load(attributes)
+        self._glance.forget()
         self._is_open = True
 
     def mark(self) -> None:
@@ -107,25 +109,63 @@ class ScriptAttributes:
         for name, attributes in state_dict.items():
             if name in self._owners:
                 self._owners[name].load_marked(attributes)
+        self._glance.forget()
 
     def _look(self) -> None:
+        if not self._glance.may_have_changed():
+            return
         for owner in self._owners.values():
             if owner.look(self._is_open):
                 self._may_warn = True
+        self._glance.remember()
+
+
+class _Glance:
+    """Tells at a glance, for all owners at once, that nothing has changed: most often nothing has."""
+
+    def __init__(self, owners: Sequence["_Owner"]) -> None:
+        self._owners = owners
+        self._sizes: list[int] | None = None
+        self._places: list[tuple[Callable[..., Any], str, frozenset[type], Callable[[Any], Any]]] = []
+        self._seen: list[Any] = []
+
+    def may_have_changed(self) -> bool:
+        """Whether an attribute has come, gone or got another value since `remember`, or may have."""
+        if self._sizes is None or self._sizes != [len(owner.attributes) for owner in self._owners]:
+            return True
+        now = [
+            value if type(value := get(name, _ABSENT)) in kept else plain_or_other(value)
+            for get, name, kept, plain_or_other in self._places
+        ]
+        return not all(map(is_, now, self._seen))
+
+    def remember(self) -> None:
+        """All owners have looked."""
+        self._sizes = [len(owner.attributes) for owner in self._owners]
+        self._places = [
+            (owner.attributes.get, name, owner.kept, owner.plain_or_other)
+            for owner in self._owners
+            for name in owner.names
+        ]
+        self._seen = [value for owner in self._owners for value in owner.seen]
+
+    def forget(self) -> None:
+        """Attributes were loaded: all owners have to look next time."""
+        self._sizes = None
 
 
 class _Owner:
     """The attributes of one module or optimizer."""
 
     def __init__(self, attributes: dict[str, Any], *, is_optimizer: bool = False) -> None:
-        self._attributes = attributes
-        self._kept = _PLAIN - {bool} if is_optimizer else _PLAIN
+        self.attributes = attributes
+        self.kept = _PLAIN - {bool} if is_optimizer else _PLAIN
         self._ignored = _OF_OPTIMIZERS if is_optimizer else _OF_MODULES
-        self._names: list[str] = []
+        self.names: list[str] = []
         self._size = 0
         self._changed: set[str] = set()
         self._own: set[str] = set()
-        self._seen: list[Any] = []
+        self.seen: list[Any] = []
         self._marked: dict[str, Any] = {}
         self._named: set[str] = set()
         """The containers that `new_containers` has returned."""
@@ -135,37 +175,37 @@ class _Owner:
 
         Return whether something may have.
         """
-        now, before = self._read(), self._seen
-        self._seen = now
+        now, before = self._read(), self.seen
+        self.seen = now
         if is_script is None or (len(now) == len(before) and all(map(is_, now, before))):
             return False
         before += [_ABSENT] * (len(now) - len(before))
-        for name, old, new in zip(self._names, before, now, strict=True):
+        for name, old, new in zip(self.names, before, now, strict=True):
             if new is not old and not _is_same(old, new):
                 (self._changed if is_script else self._own).add(name)
         return True
 
     def changed(self) -> dict[str, Any]:
         names = sorted(self._changed - self._own)
-        values = {name: self._plain_or_other(self._attributes.get(name, _ABSENT)) for name in names}
+        values = {name: self.plain_or_other(self.attributes.get(name, _ABSENT)) for name in names}
         return {name: value for name, value in values.items() if _is_stored(value)}
 
     def new_containers(self) -> list[tuple[str, str]]:
         """The names and kinds of those that the script has changed, as far as they were not returned before."""
-        seen = dict(zip(self._names, self._seen, strict=True))
+        seen = dict(zip(self.names, self.seen, strict=True))
         names = [name for name in sorted(self._changed - self._own) if isinstance(seen.get(name), _Contents)]
         new = [name for name in names if name not in self._named]
         self._named.update(new)
-        return [(name, type(self._attributes[name]).__name__) for name in new]
+        return [(name, type(self.attributes[name]).__name__) for name in new]
 
     def load(self, attributes: dict[str, Any]) -> None:
         shared = {name: value for name, value in attributes.items() if name not in self._own}
-        self._attributes.update(shared)
+        self.attributes.update(shared)
         self._changed.update(shared)
-        self._seen = self._read()
+        self.seen = self._read()
 
     def mark(self) -> None:
-        self._marked = dict(zip(self._names, self._seen, strict=True))
+        self._marked = dict(zip(self.names, self.seen, strict=True))
 
     def marked(self) -> dict[str, Any]:
         values = {name: self._marked.get(name, _ABSENT) for name in self.changed()}
@@ -174,21 +214,21 @@ class _Owner:
 
     def load_marked(self, marked: dict[str, Any]) -> None:
         for name in self.changed().keys() & set(marked["absent"]):
-            del self._attributes[name]
+            del self.attributes[name]
         self.load(marked["values"])
         self._marked = marked["values"]
 
     def _read(self) -> list[Any]:
-        if len(self._attributes) != self._size:
-            self._size = len(self._attributes)
-            known = self._ignored.union(self._names)
-            self._names += [name for name in self._attributes if name not in known and not name.startswith("_")]
-        get, kept = self._attributes.get, self._kept
+        if len(self.attributes) != self._size:
+            self._size = len(self.attributes)
+            known = self._ignored.union(self.names)
+            self.names += [name for name in self.attributes if name not in known and not name.startswith("_")]
+        get, kept = self.attributes.get, self.kept
         return [
-            value if type(value := get(name, _ABSENT)) in kept else self._plain_or_other(value) for name in self._names
+            value if type(value := get(name, _ABSENT)) in kept else self.plain_or_other(value) for name in self.names
         ]
 
-    def _plain_or_other(self, value: Any) -> Any:
+    def plain_or_other(self, value: Any) -> Any:
         if isinstance(value, _CONTAINERS):
             return _Contents.of(value)
         is_plain = all(map(self._is_number_or_text, value)) if type(value) is tuple else self._is_number_or_text(value)
@@ -197,7 +237,7 @@ class _Owner:
     def _is_number_or_text(self, value: Any) -> bool:
         if type(value) is str:
             return value.isascii() or value.encode(errors="ignore").decode() == value
-        return type(value) in self._kept or isinstance(value, np.number)
+        return type(value) in self.kept or isinstance(value, np.number)
 
 
 class _Contents(tuple[Any, ...]):

@@ -73,7 +73,14 @@ class BodyWatch:
     def options(self) -> list[dict[str, Any]]:
         """Learning rates and all other options of the optimizers' groups, as plain values."""
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        return [{name: _plain(value) for name, value in group.items() if name != "params"} for group in groups]
+        return [
+            {
+                name: value.tolist() if isinstance(value, Tensor) else value
+                for name, value in group.items()
+                if name != "params"
+            }
+            for group in groups
+        ]
 
     def schedules(self) -> list[object]:
         """What the learning-rate schedules have come to, as plain values."""
@@ -114,10 +121,6 @@ class BodyWatch:
                     "batches, of which each worker computes only some. Change it once an iteration, after "
                     "`if loader.sync_gradients:` (or iteration.exchange()), or between epochs"
                 )
-
-
-def _plain(value: Any) -> Any:
-    return value.tolist() if isinstance(value, Tensor) else value
 
 
 def _summed(value: Any) -> Iterator[object]:
