@@ -5,6 +5,7 @@
 #   PYTEST_ARGS=... more arguments for pytest; `-n 0` runs the tests in one process, for a debugger
 #   BENCH_ARGS=...  arguments for the benchmarks, instead of --quick
 #   SCREENSHOTS=... the folder of `make screenshots`, instead of build/screenshots
+#   COMPARE_ARGS=... arguments for `make compare`, such as --only steady
 #   CHAOS_ARGS=...  arguments for the first campaign of `make chaos`, instead of --minutes 10
 #   FUZZ_SECONDS=... how long `make fuzz` tries new input for each fuzzer, instead of 120
 #   WORLD_SECONDS=... how long `make world` runs, instead of 60; SEED=... the world of one seed alone, with its story
@@ -25,14 +26,14 @@ SCREENSHOTS ?= build/screenshots
 CHAOS_ARGS ?= --minutes 10
 FUZZ_SECONDS ?= 120
 CAMPAIGN := $(BIN)/resile chaos campaign --own-pool tests/chaos/scripts/attacked.py
-BENCHMARKS := $(wildcard bench/checkpoint.py bench/decisions.py bench/exchange.py bench/page.py bench/policies.py bench/pool.py bench/recovery.py bench/registry.py bench/rescale.py bench/second_job.py bench/shards.py bench/simulate.py bench/solver.py bench/startup.py bench/steady.py bench/tracing.py)
+BENCHMARKS := $(wildcard bench/checkpoint.py bench/costs.py bench/decisions.py bench/exchange.py bench/page.py bench/policies.py bench/pool.py bench/recovery.py bench/registry.py bench/rescale.py bench/second_job.py bench/shards.py bench/simulate.py bench/solver.py bench/startup.py bench/steady.py bench/tracing.py)
 
 NEW_ENOUGH := import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))
 CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14 python
 PYTHON ?= $(shell for python in $(CANDIDATES); do \
 	if $$python -c '$(NEW_ENOUGH)' 2>/dev/null; then command -v $$python; break; fi; done)
 
-.PHONY: install demo test test-long test-quick test-gpu lint screenshots bench chaos chaos-wrong chaos-nightly fuzz world mutants holes soak clean
+.PHONY: install demo test test-long test-quick test-gpu lint screenshots bench chaos chaos-wrong chaos-nightly compare nightly fuzz world mutants holes soak clean
 
 # In .venv/installed is what TORCH_ARGS was: pip keeps a torch that is there, whatever build of it is asked for.
 define CHECK_TORCH
@@ -79,6 +80,12 @@ bench: $(STAMP)
 	@status=0; for script in $(BENCHMARKS); do \
 		echo "$(BIN)/python $$script $(BENCH_ARGS)"; $(BIN)/python $$script $(BENCH_ARGS) || status=1; \
 	done; exit $$status
+
+# The speed of this checkout and that of a fixed earlier one, in turns; on a machine with nothing else to do.
+compare: $(STAMP)
+	$(BIN)/python bench/compare.py $(COMPARE_ARGS)
+
+nightly: chaos-nightly compare
 
 mutants: $(STAMP)
 	$(BIN)/python -m tests.world.mutants
