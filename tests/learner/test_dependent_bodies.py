@@ -16,12 +16,14 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from resile.training import ElasticLoader, ElasticLoop, prepare, seed
 from resile_learner.lone_launch import StartedSeveralTimes, check_not_started_several_times
+from resile_learner.session import View
 from resile_learner.state.facts import MembersDiffer, check_members_agree
 from resile_learner.training.digest import dataset_digest
 from resile_learner.training.watch.averages import AverageWatch
 from resile_learner.training.watch.carried_state import CarriedState
 from resile_learner.training.watch.losses import LossIsASum, LossIsDivided
 from resile_learner.training.watch.repeatability import (
+    NewMembers,
     NotRepeatable,
     ShardFingerprint,
     check_fingerprints,
@@ -570,3 +572,53 @@ def test_a_prepared_loader_has_the_batch_size_of_the_one_that_it_was_made_of() -
     body = Body(accumulate=2)
     body.train(num_shards=None)
     assert (body.loader.batch_size, body.loader.dataset) == (8, body.dataset)
+
+
+PRINT = ShardFingerprint("batch", "loss")
+
+
+def compared(workers: tuple[int, ...], members: dict[int, NewMembers], generation: int = 2) -> set[int]:
+    """Who is compared in the next iteration; what they compute goes into its headers."""
+    views = {worker: View(generation, workers, worker) for worker in workers}
+    taking_part = {worker for worker in workers if members[worker].takes_part(views[worker])}
+    are_new = [members[worker].is_new for worker in workers]
+    prints = [PRINT if worker in taking_part else None for worker in workers]
+    for worker in workers:
+        members[worker].on_round(views[worker], are_new, prints)
+    return taking_part
+
+
+def known() -> NewMembers:
+    member = NewMembers()
+    member.is_new = False
+    return member
+
+
+@pytest.mark.parametrize(("workers", "expected"), [((0, 1, 5), {0, 5}), ((5, 0, 1), {0, 5}), ((0, 5, 1, 6), {0, 5, 6})])
+def test_a_joiner_is_compared_in_its_second_iteration_with_one_other(
+    workers: tuple[int, ...], expected: set[int]
+) -> None:
+    """Rank 0, which computes the first shard in any case, or, if it has joined, the first that has not."""
+    members = {worker: NewMembers() if worker >= 5 else known() for worker in workers}
+    assert [compared(workers, members) for _ in range(3)] == [set(), expected, set()]
+
+
+def test_nobody_is_compared_after_a_loss_or_a_shrink() -> None:
+    members = {worker: known() for worker in range(4)}
+    assert [compared(workers, members) for workers in ((0, 1, 2, 3), (0, 2, 3), (2, 3), (3,))] == [set()] * 4
+
+
+def test_a_joiner_that_was_not_compared_is_compared_later() -> None:
+    """The one that it would be compared with was behind, and received the state instead of the headers."""
+    members = {0: known(), 1: known(), 5: NewMembers()}
+    compared((0, 1, 5), members)
+    members[0] = known()
+    assert compared((0, 1, 5), members) == {5}
+    assert compared((0, 1, 5), members) == {0, 5}
+    assert compared((0, 1, 5), members) == set()
+
+
+def test_of_two_that_differ_the_one_that_has_joined_is_named() -> None:
+    other = ShardFingerprint("another batch", "loss")
+    with pytest.raises(MembersDiffer, match="worker 5 read other samples"):
+        check_fingerprints([other, None, PRINT], [5, 1, 0])

@@ -10,6 +10,7 @@ import platform
 import subprocess
 import sys
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
@@ -31,15 +32,20 @@ _HARMLESS = ("_NUM_THREADS", "VERBOSE")
 _DEFAULT = "CUBLAS_WORKSPACE_CONFIG=:4096:8"
 
 
-def device_class(device: torch.device) -> str:
+def device_class(device: torch.device, probe: Callable[[torch.device], str] = probe_digest) -> str:
     """Describe all that must be equal for equal bits: torch, processor, accelerator, environment, and a probe step.
 
-    It computes, with torch's settings as they are.
+    It computes the ``probe``, with torch's settings as they are.
     """
+    return f"{kind_of(device)}, probe {probe(device)[:12]}"
+
+
+def kind_of(device: torch.device) -> str:
+    """Describe the same but for the probe step."""
     parts = [f"torch {torch.__version__}", f"{_processor()} {torch.backends.cpu.get_cpu_capability()}"]
     if device.type == "cuda":
         parts.append(f"{_accelerator(device)} cuda {torch.version.cuda} cudnn {torch.backends.cudnn.version()}")  # type: ignore[no-untyped-call]
-    return ", ".join([*parts, *_environment(), f"probe {probe_digest(device)[:12]}"])
+    return ", ".join([*parts, *_environment()])
 
 
 def _accelerator(device: torch.device) -> str:

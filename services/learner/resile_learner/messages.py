@@ -246,6 +246,9 @@ class WorkerConfig(Message):
     )
     environment: str = Field(default="", description="folder of the environment that it runs in; empty: the pool's own")
     packages: str = Field(default="", description="what that has installed over the pool's own packages")
+    shared_folder: str | None = Field(
+        default=None, description="folder for temporary files of all workers of its fork server; null: none"
+    )
     template: int | None = Field(default=None, description="number of the template that it is forked from; null: none")
     gang: GangPlace | None = Field(
         default=None, description="the script knows nothing of Resile, and is started as torchrun would; null: it does"

@@ -5,6 +5,7 @@ import sys
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 from weakref import WeakSet
 
@@ -116,6 +117,10 @@ class Session(Protocol):
         """The versions of what the job's environment has over the pool's own packages."""
 
     @property
+    def known_probes(self) -> Path | None:
+        """Where the job's workers on this host leave each other the outcome of the probe step; None: nowhere."""
+
+    @property
     def resume(self) -> bool:
         """After `join`, for an initial member: whether to look for a checkpoint in storage."""
 
@@ -180,6 +185,7 @@ class SoloSession:
     batches = ()
     job = "local"
     packages = ""
+    known_probes = None
 
     def __init__(self) -> None:
         self.phases = Phases()

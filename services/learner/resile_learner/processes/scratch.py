@@ -55,7 +55,7 @@ class Scratch:
             if "TMPDIR" not in config.env:
                 _make_temporary_folder(self._own_folder(os.getpid()))
             tempfile.tempdir = None  # a module that was imported before the fork may have asked for it
-            return entry(config, agent)
+            return entry(config.model_copy(update={"shared_folder": str(self.path)}), agent)
 
         return main
 

@@ -328,6 +328,7 @@ class ElasticLoop:
                 model=self._model,
                 dataset=self._dataset,
                 num_validation_samples=self._validator.num_samples if self._validator else 0,
+                known_probes=self._session.known_probes,
             )
             self._prewarm()
             try:

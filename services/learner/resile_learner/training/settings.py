@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -14,6 +15,7 @@ from ..devices import device_class
 from ..state.facts import Facts
 from .data.stream_reader import is_stream
 from .digest import dataset_digest, params_sha256
+from .known_probes import KnownProbes
 from .learning_rate import RULES, LearningRateRule
 from .torch_settings import script_settings
 
@@ -57,9 +59,18 @@ class TrainingSettings:
 
 
 def facts_of(
-    settings: TrainingSettings, more: Mapping[str, Any], *, model: nn.Module, dataset: Any, num_validation_samples: int
+    settings: TrainingSettings,
+    more: Mapping[str, Any],
+    *,
+    model: nn.Module,
+    dataset: Any,
+    num_validation_samples: int,
+    known_probes: Path | None = None,
 ) -> Facts:
-    """Collect the facts of a run before its first iteration; ``more`` are further settings that must be equal."""
+    """Collect the facts of a run before its first iteration; ``more`` are further settings that must be equal.
+
+    ``known_probes`` is the folder in which the job's workers on this host leave each other the outcome of the probe.
+    """
     facts = {name: str(value) for name, value in {**vars(settings), **more}.items()}
     if is_stream(dataset):  # compared as it is read
         facts["dataset"] = type(dataset).__name__
@@ -70,6 +81,7 @@ def facts_of(
     facts["initial_model"] = params_sha256(model)
     if settings.mode == "same-bits":
         device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-        facts["device_class"] = device_class(device)
-        facts.update(script_settings())
+        of_torch = script_settings()
+        facts["device_class"] = device_class(device, KnownProbes(known_probes, of_torch).digest)
+        facts.update(of_torch)
     return facts

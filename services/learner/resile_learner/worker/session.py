@@ -4,6 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import NoReturn
 
 from torch import Tensor
@@ -75,6 +76,7 @@ class WorkerSession:
         self.storage = config.storage
         self.job = config.job
         self.packages = config.packages
+        self.known_probes = _probes_of(config)
         self.batches = config.batches
         self.failure: ResileError | None = None
         self.prepared: PreparedLoop | None = None
@@ -355,3 +357,15 @@ def _is_initial_member(view: MembershipView) -> bool | None:
         return True
     first = view.first_order
     return False if view.must_recover or (first and not first.cold_start) else None
+
+
+def _probes_of(config: WorkerConfig) -> Path | None:
+    """The folder for outcomes of the probe step; None where it cannot be made."""
+    if config.shared_folder is None:
+        return None
+    folder = Path(config.shared_folder) / "probes" / config.job
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return folder
