@@ -3,6 +3,7 @@
 import fcntl
 import gc
 import mmap
+import multiprocessing
 import os
 import resource
 import signal
@@ -456,6 +457,33 @@ def test_a_lease_ends_when_the_reader_is_killed_and_not_while_it_is_frozen() -> 
     assert own.readers() == set()
     own.close()
     sender.close()
+
+
+def test_processes_that_read_ahead_hold_no_lease() -> None:
+    own, sender, receiver = OwnSegment(1 << 16), Mailbox(), Mailbox()
+    own.send(sender, receiver.name, worker=5, generation=1)
+    received = receiver.take(own.token)
+    assert received is not None
+    segment = map_segment(received.memory, 1 << 16, received.lease)
+    os.close(received.memory)
+    runs, goes_on = multiprocessing.get_context("fork").Event(), multiprocessing.get_context("fork").Event()
+
+    def read_ahead() -> None:
+        runs.set()
+        goes_on.wait()
+
+    child = multiprocessing.get_context("fork").Process(target=read_ahead, daemon=True)
+    child.start()
+    runs.wait()
+    assert own.readers() == {5}
+    assert segment.num_bytes == 1 << 16
+    del segment
+    assert own.readers() == set()
+    goes_on.set()
+    child.join()
+    own.close()
+    for mailbox in (sender, receiver):
+        mailbox.close()
 
 
 @pytest.mark.parametrize("sharing", [[0, 1, 2], [0, 2]])

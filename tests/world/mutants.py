@@ -19,6 +19,7 @@ from .trial import SECONDS, attempt, attempt_all, chosen
 _AGENT = "resile_learner.agent.core"
 _REPORTING = "resile_learner.agent.reporting"
 _MEMBERSHIP = "resile_learner.membership.machine"
+_MEMORY = "resile_learner.collectives.memory_agreement"
 _SYNC = "resile_learner.membership.recovery"
 _SESSION = "resile_learner.worker.session"
 _PROTOCOL = "resile_learner.training.protocol"
@@ -38,6 +39,9 @@ TESTS = {
     "resile_learner.worker.links": ("tests/learner/test_links.py",),
     "resile_learner.worker": ("tests/learner/test_suspicions.py", "tests/world/test_worker.py"),
     "resile_learner.collectives.peer": ("tests/learner/test_rounds.py",),
+    "resile_learner.collectives.memory_agreement": ("tests/learner/test_memory.py",),
+    "resile_learner.collectives.segments": ("tests/learner/test_memory.py",),
+    "resile_learner.training.watch": ("tests/learner/test_dependent_bodies.py",),
     "resile_learner.training.rounds": ("tests/learner/test_rounds.py", "tests/world/test_worker.py"),
     "resile_learner.training": ("tests/learner/test_training_call.py", "tests/world/test_worker.py"),
     "resile_learner.checkpoint": (
@@ -1046,6 +1050,41 @@ MUTANTS = (
         _CHECKPOINTER,
         "        if has_recovered:\n            self.divide_parts()\n        else:\n            self._commit()\n",
         "        self._commit()\n",
+    ),
+    Mutant(
+        "a segment is written to while a worker that is no member may read it",
+        "a frozen worker that continues adds up what another generation has written",
+        _MEMORY,
+        "        return set() if self._is_settled else own.readers().difference(self._members)\n",
+        "        return set()\n",
+    ),
+    Mutant(
+        "a segment counts as mapped although its maker names another one",
+        "members read a segment that nobody writes to",
+        _MEMORY,
+        " and status.digest == _digest_of({rank: named[rank] for rank in status.mapped})",
+        "",
+    ),
+    Mutant(
+        "a reader that has unmapped a segment keeps its lease",
+        "each change makes new segments",
+        "resile_learner.collectives.segments",
+        "        _LIBC.munmap(address, num_bytes)\n        if lease is not None:\n            os.close(lease)\n",
+        "        _LIBC.munmap(address, num_bytes)\n",
+    ),
+    Mutant(
+        "a process that reads ahead keeps the lease of its worker",
+        "each change makes new segments",
+        "resile_learner.collectives.segments",
+        "            register_after_fork(self, lambda _: os.close(lease))\n",
+        "            pass\n",
+    ),
+    Mutant(
+        "a joiner is compared with nobody",
+        "a joiner that computes something else trains on",
+        "resile_learner.training.watch.repeatability",
+        "(view.me in new or view.me == others[0])",
+        "view.me in new and not others",
     ),
 )
 

@@ -20,6 +20,7 @@ import weakref
 from array import array
 from collections.abc import Collection, Iterable
 from contextlib import suppress
+from multiprocessing.util import register_after_fork
 from typing import NamedTuple
 
 import torch
@@ -51,7 +52,7 @@ class Segment:
     """Mapped memory, as arrays of any dtype, which are valid as long as the segment. Children of this process lack it.
 
     No descriptor of the memory stays open, as one would with Python's ``mmap``. A ``lease`` is closed after the memory
-    is unmapped.
+    is unmapped, and in a process that reads ahead for a DataLoader, which would keep it open, at once.
     """
 
     def __init__(self, fd: int, num_bytes: int, *, protection: int, lease: int | None = None) -> None:
@@ -60,6 +61,8 @@ class Segment:
         if address == _MAP_FAILED:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
+        if lease is not None:
+            register_after_fork(self, lambda _: os.close(lease))
         weakref.finalize(self, _unmap, address, num_bytes, os.getpid(), lease).atexit = False
         _LIBC.madvise(address, num_bytes, mmap.MADV_DONTFORK)
         self._bytes = torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), dtype=torch.uint8)
