@@ -89,9 +89,10 @@ HOLES = (
         (
             _was(
                 "resile_learner.devices",
-                'return ", ".join([*parts, *_environment(), f"probe {probe_digest(device)[:12]}"])',
-                'return ", ".join(parts)',
+                'return f"{kind_of(device)}, probe {probe(device)[:12]}"',
+                "return kind_of(device)",
             ),
+            _was("resile_learner.devices", 'return ", ".join([*parts, *_environment()])', 'return ", ".join(parts)'),
         ),
         ("tests/learner/test_devices.py",),
     ),
