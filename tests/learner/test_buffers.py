@@ -244,22 +244,25 @@ def test_an_expanded_buffer_can_be_reset() -> None:
     assert torch.equal(model.scale, torch.ones(4))  # type: ignore[arg-type]
 
 
-def average_in_iterations(model: Holder, *, compared: list[bool]) -> None:
+def average_in_iterations(model: Holder, *, compared: list[bool], written_from: int = 0) -> None:
     """Run iterations of two shards that add 1 and 2 to ``model.average`` so that PyTorch does not count it."""
     buffers = Buffers(model)
-    for compares_values in compared:
+    for number, compares_values in enumerate(compared):
         buffers.begin_iteration(compares_values=compares_values)
         changes: list[Deltas] = []
         for leaf, step in enumerate(begin(buffers, 2)):
             buffers.restore()
-            model.average.data.add_(leaf + 1.0)  # type: ignore[operator,union-attr]
+            if number >= written_from:
+                model.average.data.add_(leaf + 1.0)  # type: ignore[operator,union-attr]
             changes.append(buffers.collect(weight=0.5, first=leaf == 0, step=step))
         buffers.commit(add_deltas(*changes))
 
 
-def test_what_is_written_through_data_is_exchanged_from_the_first_iteration_on() -> None:
+@pytest.mark.parametrize("compared", [[True, False, False], [False, False, False]])
+def test_what_is_written_through_data_is_exchanged_from_the_first_iteration_on(compared: list[bool]) -> None:
+    """Also on a worker that has joined, whose first iteration is none in which all compare."""
     model = Holder("average", torch.tensor([0.0, torch.nan]))
-    average_in_iterations(model, compared=[True, False, False])
+    average_in_iterations(model, compared=compared)
     torch.testing.assert_close(model.average, torch.tensor([4.5, torch.nan]), equal_nan=True)
 
 
@@ -275,7 +278,7 @@ def test_a_buffer_without_a_value_has_not_changed() -> None:
 def test_what_was_written_through_data_and_not_noticed_is_refused_by_name() -> None:
     model = Holder("average", torch.zeros(2))
     with pytest.raises(UsageError, match=r"the buffer average was written through \.data or numpy"):
-        average_in_iterations(model, compared=[False, True])
+        average_in_iterations(model, compared=[True, False, True], written_from=1)
 
 
 def test_a_buffer_that_two_modules_begin_with_is_each_ones_own_once_it_is_replaced() -> None:

@@ -41,6 +41,7 @@ TESTS = {
     "resile_learner.collectives.peer": ("tests/learner/test_rounds.py",),
     "resile_learner.collectives.memory_agreement": ("tests/learner/test_memory.py",),
     "resile_learner.collectives.segments": ("tests/learner/test_memory.py",),
+    "resile_learner.training.buffers": ("tests/learner/test_buffers.py",),
     "resile_learner.training.watch": ("tests/learner/test_dependent_bodies.py",),
     "resile_learner.training.rounds": ("tests/learner/test_rounds.py", "tests/world/test_worker.py"),
     "resile_learner.training": ("tests/learner/test_training_call.py", "tests/world/test_worker.py"),
@@ -1078,6 +1079,14 @@ MUTANTS = (
         "resile_learner.collectives.segments",
         "            register_after_fork(self, lambda _: os.close(lease))\n",
         "            pass\n",
+    ),
+    Mutant(
+        "buffers of a joiner are compared by value like those of the others",
+        "a buffer that the joiner writes through .data is not exchanged",
+        "resile_learner.training.buffers",
+        "compares_values or not self._has_collected",
+        "compares_values",
+        once_missing=True,
     ),
     Mutant(
         "a joiner is compared with nobody",

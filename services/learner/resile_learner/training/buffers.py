@@ -9,7 +9,8 @@ Running statistics change in every shard, and a device is not waited for to find
 gradients do. What changes in other buffers, which is rarely anything, travels in the headers.
 
 PyTorch counts the writes to a tensor, but for those through ``.data`` or numpy. Buffers are therefore compared by value
-at some iterations, from the first one on: one that such a write has changed is compared after every shard from then on.
+at some iterations, and in the first one in which this worker computes a shard: one that such a write has changed is
+compared after every shard from then on.
 """
 
 import torch
@@ -46,6 +47,8 @@ class Buffers:
             self._committed[index] = view.copy_(self._committed[index])
         self._digest = RollingDigest(self._committed)
         self._compares_values = False
+        self._has_collected = False
+        """Whether this worker has computed a shard."""
         self._uncounted: set[int] = set()
         """Those that the script writes in a way that PyTorch does not count."""
         self._is_shard_open = False
@@ -101,7 +104,7 @@ class Buffers:
         Returns its weighted changes to other buffers, and of the ``first`` shard the values of those that are no
         floating-point ones.
         """
-        self._is_shard_open = True
+        self._is_shard_open = self._has_collected = True
         self._uncounted.update(self._changed_uncounted())
         if step and self._statistics:
             _copy_all(self._left.views, self._of_statistics()[0])
@@ -192,7 +195,7 @@ class Buffers:
 
     def begin_iteration(self, *, compares_values: bool) -> None:
         """Before its first shard."""
-        self._compares_values = compares_values
+        self._compares_values = compares_values or not self._has_collected
         self.adopt_changed()
 
     @torch.no_grad()

@@ -153,6 +153,8 @@ class ElasticLoop:
         self._open: Iteration | None = None
         self.closures = ClosureSteps(self._optimizers, self._watch.optimizers, self._buffers, lambda: self._open)
         self._new_members = NewMembers()
+        self._last_members: tuple[int, ...] = ()
+        """Those of the newest iteration that was committed on this worker."""
         self._checkpoints = Checkpointer(self._session, every=checkpoint_every)
         self.attributes = ScriptAttributes(model, self._optimizers)
         self.received = ReceivedState(
@@ -372,10 +374,10 @@ class ElasticLoop:
         batch = self._shards.batch(position, view)
         held = batch.held_by(view.rank, view.size)
         self._count_iterations()
-        is_due = self._compares_with(view)
-        is_compared = is_due and self._settings.mode != "fast"
+        is_due = self._is_comparison_due
+        is_compared = self._settings.mode != "fast" and (is_due or self._new_members.takes_part(view))
         self._watch.begin_iteration(is_compared=is_compared)
-        self._buffers.begin_iteration(compares_values=is_due)
+        self._buffers.begin_iteration(compares_values=is_due or view.workers != self._last_members)
         self._open = iteration = Iteration(
             self.iteration,
             batch,
@@ -428,6 +430,7 @@ class ElasticLoop:
         self._watch.body.end_iteration(ends_epoch=iteration.ends_epoch)
         if iteration.norms:
             self._noise.add(iteration.norms, num_samples=iteration.num_samples, num_shards=iteration.num_computed)
+        self._last_members = view.workers
         self._new_members.on_round(
             view,
             [header.is_new for header in iteration.first_headers],
@@ -442,11 +445,11 @@ class ElasticLoop:
             num_turns=self._num_turns,
         )
 
-    def _compares_with(self, view: View) -> bool:
-        """Whether this worker takes part in a comparison in the next iteration: seldom all do, and new members once."""
+    @property
+    def _is_comparison_due(self) -> bool:
+        """Whether all workers compare in the next iteration what they compute, which is seldom."""
         starts = self._position.sample == 0 and is_compared_in_epoch(self._position.epoch)
-        is_due = starts or is_compared_iteration(self.iteration // self._num_turns)
-        return is_due or (self._settings.mode != "fast" and self._new_members.takes_part(view))
+        return starts or is_compared_iteration(self.iteration // self._num_turns)
 
     def _on_load(self) -> None:
         self._buffers.adopt()
