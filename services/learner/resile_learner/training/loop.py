@@ -24,7 +24,7 @@ from ..checkpoint.checkpointer import Checkpointer
 from ..collectives.spec import OtherRound
 from ..collectives.tree import ranges
 from ..messages import Ready, Warned
-from ..session import LEFT, Session, View, current_session
+from ..session import LEFT, Session, current_session
 from ..state.facts import Facts
 from ..state.run import RunState, Stateful
 from .attributes import ScriptAttributes
