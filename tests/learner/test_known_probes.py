@@ -39,26 +39,26 @@ def test_it_is_computed_again_where_the_kernels_may_be_others(
     tmp_path: Path, computed: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After another setting of torch, with another variable, and with another library loaded."""
-    KnownProbes(tmp_path, SETTINGS).digest(CPU)
-    KnownProbes(tmp_path, {**SETTINGS, "torch.backends.mkldnn.enabled": "False"}).digest(CPU)
+    device_class(CPU, KnownProbes(tmp_path, SETTINGS).digest)
+    device_class(CPU, KnownProbes(tmp_path, {**SETTINGS, "torch.backends.mkldnn.enabled": "False"}).digest)
     assert len(computed) == 2
     with monkeypatch.context() as patch:
         patch.setenv("ONEDNN_MAX_CPU_ISA", "SSE41")
-        KnownProbes(tmp_path, SETTINGS).digest(CPU)
+        device_class(CPU, KnownProbes(tmp_path, SETTINGS).digest)
     assert len(computed) == 3
     extension = ModuleType("faster_kernels")
     extension.__file__ = "/site-packages/faster_kernels.so"
     monkeypatch.setitem(sys.modules, extension.__name__, extension)
-    KnownProbes(tmp_path, SETTINGS).digest(CPU)
+    device_class(CPU, KnownProbes(tmp_path, SETTINGS).digest)
     assert len(computed) == 4
 
 
 def test_what_cannot_be_kept_or_is_damaged_is_computed_again(tmp_path: Path, computed: list[str]) -> None:
     for folder in (None, tmp_path / "missing"):
-        KnownProbes(folder, SETTINGS).digest(CPU)
+        KnownProbes(folder, SETTINGS).digest(CPU, "a processor")
     assert len(computed) == 2
-    KnownProbes(tmp_path, SETTINGS).digest(CPU)
+    KnownProbes(tmp_path, SETTINGS).digest(CPU, "a processor")
     (kept,) = tmp_path.iterdir()
     kept.write_text("half")
-    assert KnownProbes(tmp_path, SETTINGS).digest(CPU) == computed[0]
+    assert KnownProbes(tmp_path, SETTINGS).digest(CPU, "a processor") == computed[0]
     assert len(computed) == 4

@@ -8,7 +8,6 @@ import os
 import resource
 import signal
 import socket
-import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from pathlib import Path
@@ -416,6 +415,30 @@ def test_a_segment_that_a_member_does_not_name_any_more_counts_as_not_mapped(con
     assert [partners(group, worker) for worker in range(2)] == [[1], [0]]
 
 
+def test_a_member_that_may_not_name_its_segment_any_more_keeps_nobody_else_from_it(
+    connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = connect(HERE, HERE, HERE)
+    run_rounds(group, [0, 1, 2], generation=1, first=0)
+    agreement = group.nodes[1].agreement
+    assert agreement is not None
+    monkeypatch.setattr(agreement, "_strangers", lambda own: {9})
+    monkeypatch.setattr(agreement, "_drop_own", lambda: agreement._fail(PermissionError("memfd_create is forbidden")))
+    run_rounds(group, [0, 1, 2], generation=2, first=4, count=3)
+    assert [partners(group, worker) for worker in range(3)] == [[2], [], [0]]
+
+
+def test_a_leaver_that_is_called_back_shares_memory_again(connect: Connect) -> None:
+    """Its mailbox is another one then."""
+    group = connect(HERE, HERE)
+    run_rounds(group, [0, 1], generation=1, first=0)
+    agreement = group.nodes[1].agreement
+    assert agreement is not None
+    agreement.close()
+    run_rounds(group, [0, 1], generation=2, first=4, count=4)
+    assert [partners(group, worker) for worker in range(2)] == [[1], [0]]
+
+
 def test_descriptors_and_memory_do_not_grow_with_rounds_and_generations(connect: Connect) -> None:
     group = connect(HERE, HERE, HERE)
     before = num_descriptors()
@@ -445,16 +468,18 @@ def test_a_lease_ends_when_the_reader_is_killed_and_not_while_it_is_frozen() -> 
         segment = map_segment(received.memory, 1 << 16, received.lease)
         os.write(has_mapped, b"1")
         while segment.num_bytes:
-            time.sleep(60)
-    os.read(mapped, 1)
+            signal.pause()
+    try:
+        os.read(mapped, 1)
+        receiver.close()
+        os.kill(child, signal.SIGSTOP)
+        assert own.readers() == {5}
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    assert own.readers() == set()
     for end in (mapped, has_mapped):
         os.close(end)
-    receiver.close()
-    os.kill(child, signal.SIGSTOP)
-    assert own.readers() == {5}
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-    assert own.readers() == set()
     own.close()
     sender.close()
 

@@ -89,8 +89,8 @@ HOLES = (
         (
             _was(
                 "resile_learner.devices",
-                'return f"{kind_of(device)}, probe {probe(device)[:12]}"',
-                "return kind_of(device)",
+                'return f"{described}, probe {probe(device, described)[:12]}"',
+                "return described",
             ),
             _was("resile_learner.devices", 'return ", ".join([*parts, *_environment()])', 'return ", ".join(parts)'),
         ),

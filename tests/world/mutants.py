@@ -1086,7 +1086,6 @@ MUTANTS = (
         "resile_learner.training.buffers",
         "compares_values or not self._has_collected",
         "compares_values",
-        once_missing=True,
     ),
     Mutant(
         "a joiner is compared with nobody",

@@ -32,15 +32,20 @@ _HARMLESS = ("_NUM_THREADS", "VERBOSE")
 _DEFAULT = "CUBLAS_WORKSPACE_CONFIG=:4096:8"
 
 
-def device_class(device: torch.device, probe: Callable[[torch.device], str] = probe_digest) -> str:
+Probe = Callable[[torch.device, str], str]
+"""Returns the digest of the probe step on a device, which `_describe` has described."""
+
+
+def device_class(device: torch.device, probe: Probe = lambda device, _: probe_digest(device)) -> str:
     """Describe all that must be equal for equal bits: torch, processor, accelerator, environment, and a probe step.
 
     It computes the ``probe``, with torch's settings as they are.
     """
-    return f"{kind_of(device)}, probe {probe(device)[:12]}"
+    described = _describe(device)
+    return f"{described}, probe {probe(device, described)[:12]}"
 
 
-def kind_of(device: torch.device) -> str:
+def _describe(device: torch.device) -> str:
     """Describe the same but for the probe step."""
     parts = [f"torch {torch.__version__}", f"{_processor()} {torch.backends.cpu.get_cpu_capability()}"]
     if device.type == "cuda":

@@ -76,8 +76,8 @@ class MemoryAgreement:
         """The rounds of this generation for which memory could be shared."""
         self._is_settled = False
         """Whether all of the group have mapped the own segment."""
-        self._unreachable: set[int] = set()
-        """Workers that the own segment could not be sent to."""
+        self._unreachable: set[bytes] = set()
+        """The mailboxes that the own segment could not be sent to."""
         self._groups: Groups = ()
         """Of all ranks; the same on all members in the same round."""
         self._min_bytes = self._given_bytes or MIN_SHARED_BYTES
@@ -137,11 +137,18 @@ class MemoryAgreement:
         self._measure(traffic)
         name = self._mailbox.name if self._mailbox else _NO_NAME
         token = self._own.token if self._own and not self._strangers(self._own) else _NO_TOKEN
-        tokens = {rank: self._mapped[worker][0] for rank, worker in enumerate(self._members) if worker in self._mapped}
+        tokens = self._mapped_tokens()
         status = Status(
             self._host, name, token, frozenset(tokens), self._rate, self._rack, self._far_rate, _digest_of(tokens)
         )
         return status.encode(len(self._members))
+
+    def _mapped_tokens(self) -> dict[int, bytes]:
+        """By rank, the tokens of the segments that are mapped here, but for those whose makers have named another one."""
+        mapped = {rank: self._mapped[worker][0] for rank, worker in enumerate(self._members) if worker in self._mapped}
+        if not self._encoded:
+            return mapped
+        return {rank: token for rank, token in mapped.items() if self._status_of(rank).token == token}
 
     def _strangers(self, own: OwnSegment) -> set[int]:
         """Workers that are no members, and may read the own segment."""
@@ -273,10 +280,10 @@ class MemoryAgreement:
             self._send(self._own, self._mailbox)
 
     def _send(self, own: OwnSegment, mailbox: Mailbox) -> None:
-        known = own.readers() | self._unreachable
+        readers, without_mailbox = own.readers(), {_NO_NAME, *self._unreachable}
         for worker in (self._members[rank] for rank in self._group if rank != self._rank):
             name = self._known[worker].name
-            if worker in known or name == _NO_NAME:
+            if worker in readers or name in without_mailbox:
                 continue
             try:
                 own.send(mailbox, name, worker=worker, generation=self._generation)
@@ -285,7 +292,7 @@ class MemoryAgreement:
             except OSError as error:
                 if not isinstance(error, ConnectionError):  # which means that it has gone
                     self._report_once(str(error))
-                self._unreachable.add(worker)
+                self._unreachable.add(name)
 
     def _map(self) -> None:
         """Map the segments that have come with the tokens that their makers named."""

@@ -14,7 +14,6 @@ from pathlib import Path
 
 import torch
 
-from ..devices import kind_of
 from ..probe import probe_digest
 
 _DIGEST_LENGTH = 64
@@ -27,11 +26,11 @@ class KnownProbes:
         self._folder = folder
         self._settings = settings
 
-    def digest(self, device: torch.device) -> str:
-        """Return what `probe_digest` returns for ``device``."""
+    def digest(self, device: torch.device, described: str) -> str:
+        """Return what `probe_digest` returns for ``device``: see `Probe`."""
         if self._folder is None or device.type != "cpu":
             return probe_digest(device)
-        file = self._folder / self._key(device)
+        file = self._folder / self._key(described)
         with contextlib.suppress(OSError):
             known = file.read_text()
             if len(known) == _DIGEST_LENGTH:
@@ -43,8 +42,8 @@ class KnownProbes:
             draft.rename(file)
         return digest
 
-    def _key(self, device: torch.device) -> str:
+    def _key(self, described: str) -> str:
         loaded = sorted({getattr(module, "__file__", None) or "" for module in list(sys.modules.values())})
         native = [path for path in loaded if path.endswith(".so")]
-        content = repr((kind_of(device), torch.get_num_threads(), dict(self._settings), native))
+        content = repr((described, torch.get_num_threads(), dict(self._settings), native))
         return f"probe-{hashlib.sha256(content.encode()).hexdigest()[:32]}"
