@@ -144,7 +144,7 @@ class MemoryAgreement:
         return status.encode(len(self._members))
 
     def _mapped_tokens(self) -> dict[int, bytes]:
-        """By rank, the tokens of the segments that are mapped here, but for those whose makers have named another one."""
+        """By rank, the tokens of the segments that are mapped here, unless their makers name others now."""
         mapped = {rank: self._mapped[worker][0] for rank, worker in enumerate(self._members) if worker in self._mapped}
         if not self._encoded:
             return mapped
