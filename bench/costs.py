@@ -5,7 +5,9 @@
 A real run of four workers trains a small MLP (`costed.py`). By a plan it shrinks to three workers and grows back; it
 saves a checkpoint; and a worker of it is killed. Each worker counts what it does. The cost of an event is what all
 workers together do in the iterations around it, less what as many undisturbed iterations do. Beside it, a plain process
-counts the calls of Python functions of an iteration: what Resile and PyTorch do around the arithmetic.
+counts the calls of Python functions of an iteration: what Resile and PyTorch do around the arithmetic. And on a pool,
+the messages are counted that the bus stores because of a change (`costed_pool.py`). With ``--mutant`` these two are
+left out.
 
 `costs.json` has the counts that are allowed. ``--check`` compares with it, and fails if one has grown: a commit that
 raises it says why. Counts in the lower part of the table depend on how threads take turns, and are only printed.
@@ -24,6 +26,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from costed_pool import STORED, pool_costs
 from report import argument_parser, print_table
 
 from resile.local.events import Printed, RunEvent
@@ -53,7 +56,7 @@ OF_WORKERS = (
     "messages to peers",
     "waits for the disk",
 )
-COMPARED = (*OF_WORKERS, "python calls")
+COMPARED = (*OF_WORKERS, "python calls", *STORED.values())
 PRINTED = ("sleeps", "system calls", "processor ms")
 OF_A_KILL = ("rounds", "copied bytes", "segments made", "state sent")
 """What a kill costs wherever in an iteration it comes."""
@@ -62,7 +65,10 @@ HEADER_BYTES = 20_000
 PYTHON_CALLS = 0.05
 """By which part calls may be more, in another version of Python or torch."""
 LATE = {"frames": 1.2, "frame bytes": 1.2, "messages to agents": 0.25, "messages to peers": 0.25}
-"""By which part an event may cost more: on a busy machine, members may agree a round later to share memory."""
+LATE |= dict.fromkeys(STORED.values(), 0.5)
+"""By which part an event may cost more: on a busy machine, members may agree a round later to share memory, and workers
+start one after the other.
+"""
 POLL_SECONDS = 0.05
 PATIENCE_SECONDS = 180.0
 Counts = Mapping[str, float]
@@ -176,6 +182,7 @@ def grown(found: Mapping[str, Counts], allowed: Mapping[str, Counts]) -> list[st
     return [
         f"{event}: {name} {found[event][name]:g}, at most {limit:g} are allowed"
         for event, limits in allowed.items()
+        if event in found
         for name, limit in limits.items()
         if found[event][name] > limit + _slack(event, name, limit)
     ]
@@ -196,11 +203,15 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="resile-bench-") as folder:
         found = costs(asyncio.run(CountedRun(Path(folder), mutant=args.mutant).counts()))
+        on_pool = {} if args.mutant else asyncio.run(pool_costs(Path(folder)))
     rows = [(name, *(f"{counts[name]:g}" for counts in found.values())) for name in (*OF_WORKERS, *PRINTED)]
     print_table("What all workers do together", ("", *found), rows)
-    calls = python_calls()
-    print(f"\nCalls of Python functions in an iteration of one plain process: {calls}")
-    found["an iteration of one process"] = {"python calls": calls}
+    if not args.mutant:
+        rows = [(name, *(f"{counts[name]:g}" for counts in on_pool.values())) for name in STORED.values()]
+        print_table("What the bus stores", ("", *on_pool), rows)
+        calls = python_calls()
+        print(f"\nCalls of Python functions in an iteration of one plain process: {calls}")
+        found |= {**on_pool, "an iteration of one process": {"python calls": calls}}
     if args.write:
         kept = {
             event: {name: counts[name] for name in (OF_A_KILL if event == "a kill" else COMPARED) if name in counts}

@@ -10,7 +10,7 @@ import pytest
 BENCH = Path(__file__).parents[2] / "bench"
 RESULT_LINES = {
     "checkpoint.py": (r"snapshot +[\d.]+ ", r"file +\d+ ", r"s3 +\d+ ", r"- +upload to s3"),
-    "costs.py": (r"shards computed +12 +12 ", r"system calls +\d+ "),
+    "costs.py": (r"shards computed +12 +12 ", r"system calls +\d+ ", r"stored allocations +\d+ "),
     "decisions.py": (r"a host is lost +[\d.]+ ", r"- +the slowest kind of event"),
     "exchange.py": (r" 2 +0\.01 +[\d.]+ ", r"state of 4 MB: [\d.]+ GB/s", r"Targets \(not checked in a tiny run\)"),
     "page.py": (r"items that the page received +75 of 75", r"memory of the monitor, most +\d+ MiB"),
