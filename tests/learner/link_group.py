@@ -87,8 +87,8 @@ class SharedFromTheStart:
             if spec.tag.generation > self._generation:
                 self.close()
                 self._generation = spec.tag.generation
-                self._made = {rank: create_segment(sharing.segment_bytes) for rank in range(len(spec.members))}
-            made = {rank: self._made[rank] for rank in sharing.group_of(own)}
+                self._made = {member: create_segment(sharing.segment_bytes) for member in spec.members}
+            made = {rank: self._made[spec.members[rank]] for rank in sharing.group_of(own)}
             segments = {
                 rank: segment if rank == own else map_segment(fd, sharing.segment_bytes)
                 for rank, (segment, fd) in made.items()

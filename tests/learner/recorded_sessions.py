@@ -30,9 +30,9 @@ class Recorded(SoloSession):
         opened = super().begin(spec)
         finish = opened.finish
 
-        def recorded(header: bytes) -> Any:
+        def recorded(header: bytes, *, may_leave: bool) -> Any:
             self.in_round[spec.tag.round] = self._copy()
-            return finish(header)
+            return finish(header, may_leave=may_leave)
 
         opened.finish = recorded  # type: ignore[method-assign]
         return opened
@@ -68,7 +68,7 @@ class Losing(SoloSession):
         if spec.tag.round == self._lost_round:
             self._lost_round = None
 
-            def finish(header: bytes) -> tuple[bytes, ...]:
+            def finish(header: bytes, *, may_leave: bool) -> tuple[bytes, ...]:
                 raise Abandoned(1, "it was killed")
 
             opened.finish = finish  # type: ignore[method-assign]

@@ -168,7 +168,7 @@ class Interrupted(SoloSession):
         self._num_begun += 1
         if self._num_begun in self._lost:
 
-            def finish(header: bytes) -> tuple[bytes, ...]:
+            def finish(header: bytes, *, may_leave: bool) -> tuple[bytes, ...]:
                 raise Abandoned(1, "it was killed")
 
             opened.finish = finish  # type: ignore[method-assign]

@@ -78,13 +78,16 @@ def test_an_abort_that_names_nobody_is_malformed() -> None:
 
 
 @settings(deadline=None)
-@given(tags, wide, st.binary())
-def test_a_skeleton_announces_the_bytes_that_follow_it(tag: Tag, num_bytes: int, skeleton: bytes) -> None:
-    frame = encode_skeleton(tag, num_bytes=num_bytes, skeleton=skeleton)
+@given(tags, wide, st.binary(), st.lists(st.lists(st.integers(0, 1 << 32))))
+def test_a_skeleton_announces_the_bytes_that_follow_it(
+    tag: Tag, num_bytes: int, skeleton: bytes, groups: list[list[int]]
+) -> None:
+    frame = encode_skeleton(tag, num_bytes=num_bytes, skeleton=skeleton, groups=groups)
     assert decode(frame[:HEADER_BYTES]).kind is Kind.SKELETON
-    assert decode_skeleton(frame[HEADER_BYTES:]) == (num_bytes, skeleton)
+    assert decode_skeleton(frame[HEADER_BYTES:]) == (num_bytes, groups, skeleton)
 
 
-def test_a_skeleton_that_announces_nothing_is_malformed() -> None:
+@pytest.mark.parametrize("payload", [b"1234", bytes(16), bytes(8) + b"\1" + bytes(7) + b"7"])
+def test_a_skeleton_that_announces_nothing_is_malformed(payload: bytes) -> None:
     with pytest.raises(Malformed):
-        decode_skeleton(b"1234")
+        decode_skeleton(payload)

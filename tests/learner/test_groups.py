@@ -44,7 +44,7 @@ def schedule(
     return Schedule(num_members, lambda worker: AgreedMemory(worker, shared), seed)
 
 
-def round_of(group: Schedule, spec: RoundSpec, worker: int) -> Callable[[], object]:
+def round_of(group: Schedule, spec: RoundSpec, worker: int, *, may_leave: bool = False) -> Callable[[], object]:
     """A round in which others go on between any two buckets."""
 
     def run() -> object:
@@ -52,7 +52,7 @@ def round_of(group: Schedule, spec: RoundSpec, worker: int) -> Callable[[], obje
         for bucket in range(len(spec.sums)):
             group.pause(worker)
             open_round.push(bucket)
-        return open_round.finish(b"from %d" % worker)
+        return open_round.finish(b"from %d" % worker, may_leave=may_leave)
 
     return run
 
@@ -126,6 +126,34 @@ def test_a_group_may_grow_between_two_rounds(
     group.run({worker: partial(run_both, worker) for worker in members})
     for number, work in enumerate(works):
         for spec in specs[number].values():
+            assert all(map(same_bits, spec.sums, work.sums()))
+    group.close()
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(0, 2), min_size=3, max_size=6),
+    st.sets(st.integers(0, 5), min_size=1, max_size=3),
+    st.integers(1, 9),
+    st.integers(0, 10**6),
+)
+def test_who_stays_may_go_on_in_the_same_memory_since_who_leaves_has_read_it(
+    places: list[int], leavers: set[int], num_leaves: int, seed: int
+) -> None:
+    members = range(len(places))
+    stayers = [worker for worker in members if worker not in leavers]
+    group = schedule(len(members), hosts_of(places), seed=seed)
+    works = [make_work(num_leaves, SIZES, seed=number) for number in range(2)]
+    specs = [specs_of(works[0], members, Tag(1, 0)), specs_of(works[1], stayers, Tag(1, 1))]
+
+    def run_all(worker: int) -> object:
+        rounds = [specs[number][worker] for number in range(2) if worker in specs[number]]
+        return [round_of(group, spec, worker, may_leave=len(rounds) == 1)() for spec in rounds]
+
+    results = group.run({worker: partial(run_all, worker) for worker in members})
+    assert not any(isinstance(result, Exception) for result in results.values()), results
+    for work, by_worker in zip(works, specs, strict=True):
+        for spec in by_worker.values():
             assert all(map(same_bits, spec.sums, work.sums()))
     group.close()
 

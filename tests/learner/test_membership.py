@@ -87,6 +87,15 @@ def test_a_member_names_a_generation_only_when_its_joiner_is_linked_and_ready() 
     assert machine.view.named(1) == 2
 
 
+def test_a_member_knows_whether_it_trains_on_in_the_generation_that_it_names() -> None:
+    machine = member_of(order(1, 0, 1), 0)
+    assert machine.view.is_member_of(1)
+    machine.handle(OrderReceived(order(2, 1)))
+    assert machine.view.named(1) == 2
+    assert not machine.view.is_member_of(2)
+    assert machine.view.is_member_of(1)
+
+
 def test_headers_that_disagree_change_nothing() -> None:
     machine = member_of(order(1, 0, 1), 0)
     machine.handle(OrderReceived(order(2, 0)))

@@ -30,7 +30,7 @@ from resile_learner.collectives.link_rates import (
 )
 from resile_learner.collectives.memory_agreement import MemoryAgreement
 from resile_learner.collectives.segments import TOKEN_BYTES, Mailbox, OwnSegment, create_segment, map_segment
-from resile_learner.collectives.spec import Tag
+from resile_learner.collectives.spec import Abandoned, Tag
 from resile_learner.collectives.status import (
     NO_RACK,
     NOWHERE,
@@ -43,7 +43,7 @@ from resile_learner.collectives.status import (
 )
 from resile_learner.collectives.transport import Traffic
 
-from .link_group import Group, abandoned, check_round, make_work, sharing_group, start
+from .link_group import Group, abandoned, check_round, make_work, push_all, sharing_group, start
 
 HERE = find_host()
 OTHER_CONTAINER = HERE._replace(network=b"another!")
@@ -104,6 +104,53 @@ def test_members_agree_anew_after_each_change(connect: Connect) -> None:
         run_rounds(group, members, generation=generation, first=8 * generation, count=8)
         for worker in members:
             assert partners(group, worker) == sorted(members.index(other) for other in members if other != worker)
+
+
+def go_on(group: Group, members: list[int], *, generation: int, groups: Sequence[Sequence[int]]) -> None:
+    for worker in members:
+        agreement = group.nodes[worker].agreement
+        assert agreement is not None
+        agreement.continue_in(generation, tuple(members), groups)
+
+
+def groups_of(group: Group, worker: int) -> Sequence[Sequence[int]]:
+    agreement = group.nodes[worker].agreement
+    assert agreement is not None
+    return agreement.groups
+
+
+def test_who_stays_shares_memory_from_the_first_round_of_the_next_generation_on(connect: Connect) -> None:
+    """Also with one that has left and does not release what it has mapped, for any number of rounds."""
+    group = connect(HERE, HERE, HERE)
+    run_rounds(group, [0, 1, 2], generation=1, first=0)
+    assert {str(groups_of(group, worker)) for worker in range(3)} == {"[[0, 1, 2]]"}
+    in_use = segments_in_use()
+    for generation in (2, 3):
+        go_on(group, [2, 1], generation=generation, groups=[[0, 1, 2]])
+        assert [partners(group, worker) for worker in (2, 1)] == [[1], [0]]
+        run_rounds(group, [2, 1], generation=generation, first=20 * generation, count=8)
+    assert segments_in_use() <= in_use, "their segments are the same"
+
+
+def test_a_joiner_that_is_told_the_groups_joins_them(connect: Connect) -> None:
+    group = connect(HERE, HERE, Host(b"a kernel", b"anothern"), HERE)
+    run_rounds(group, [0, 1, 2], generation=1, first=0)
+    go_on(group, [3, 0, 1, 2], generation=2, groups=groups_of(group, 0))
+    assert [partners(group, worker) for worker in (3, 0, 1, 2)] == [[], [2], [1], []]
+    run_rounds(group, [3, 0, 1, 2], generation=2, first=10, count=4)
+    assert [partners(group, worker) for worker in (3, 0, 1, 2)] == [[1, 2], [0, 2], [0, 1], []]
+
+
+def test_a_generation_begins_without_groups_after_a_round_has_failed(connect: Connect) -> None:
+    group = connect(HERE, HERE, HERE)
+    run_rounds(group, [0, 1, 2], generation=1, first=0)
+    spec = WORK.spec(0, [0, 1, 2], Tag(1, 4))
+    open_round = group.nodes[0].begin(spec)
+    push_all(open_round, spec)
+    group.nodes[0].poller.abort_round(2, "it is lost", generation=1)
+    with pytest.raises(Abandoned):
+        open_round.finish(b"")
+    assert groups_of(group, 0) == []
 
 
 def test_workers_of_other_hosts_take_part_over_tcp(connect: Connect) -> None:

@@ -40,9 +40,9 @@ def train(
             round_ = super().begin(spec)
             finish = round_.finish
 
-            def recorded(header: bytes) -> tuple[bytes, ...]:
+            def recorded(header: bytes, *, may_leave: bool) -> tuple[bytes, ...]:
                 digests.append(RoundHeader.decode(header, lambda _: torch.empty(0))[1].digest)
-                return finish(header)
+                return finish(header, may_leave=may_leave)
 
             round_.finish = recorded  # type: ignore[method-assign]
             return round_

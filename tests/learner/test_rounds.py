@@ -51,6 +51,9 @@ class Member:
     def named(self, next_iteration: int, *, can_pause: bool = False) -> int:
         return GENERATION
 
+    def is_member_of(self, generation: int) -> bool:
+        return True
+
     def run(self, header: RoundHeader, *, num_leaves: int = 0, gradients: Sequence[Tensor] = ()) -> None:
         """Take part in one round; whoever ends with an error is left behind by the others, as a scheduler orders."""
         rounds = Rounds(self, Buffers(nn.Linear(1, 1)))  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from resile_learner.collectives.frames import STATE_FRAME_BYTES, Kind, encode, encode_skeleton
 from resile_learner.collectives.spec import Abandoned, Tag
-from resile_learner.collectives.state_transfer import StateMismatch, StateTransfer
+from resile_learner.collectives.state_transfer import Origin, StateMismatch, StateTransfer
 
 from .copy_streams import FakeStream, staged_by
 from .link_group import (
@@ -56,7 +56,7 @@ def test_a_state_of_mixed_tensors_arrives_in_the_tensors_made_for_it(connect_gro
 
     received = start(lambda: group.nodes[1].transfer.receive(allocate))
     group.nodes[0].transfer.send(1, 5, b"what follows", state)
-    assert received.result(PATIENCE_SECONDS) == (0, 5)
+    assert received.result(PATIENCE_SECONDS) == Origin(0, 5, [])
     assert described == [b"what follows"]
     assert same_values(room, state)
 
@@ -76,7 +76,7 @@ def test_a_state_of_tensors_on_devices_travels_through_two_small_buffers_on_each
     room = [torch.zeros_like(t) if strided else torch.zeros(t.shape, dtype=t.dtype) for t in state]
     received = start(lambda: transfers[1].receive(lambda _: room))
     transfers[0].send(1, 5, b"", state)
-    assert received.result(PATIENCE_SECONDS) == (0, 5)
+    assert received.result(PATIENCE_SECONDS) == Origin(0, 5, [])
     assert same_values(room, state)
     assert [[len(buffer) for buffer in stream.buffers] for stream in streams] == [[STATE_FRAME_BYTES] * 2] * 2
 
@@ -100,7 +100,7 @@ def test_what_a_lost_donor_has_sent_is_written_before_what_another_one_sends(con
     dying.close()
     assert has_begun.wait(PATIENCE_SECONDS)
     group.nodes[0].transfer.send(1, 1, b"", [torch.ones(300_000)])
-    assert received.result(PATIENCE_SECONDS) == (0, 1)
+    assert received.result(PATIENCE_SECONDS) == Origin(0, 1, [])
     assert same_values(room, [torch.ones(300_000)])
     assert stream.num_done == stream.num_started == 3
 
@@ -112,7 +112,7 @@ def test_many_small_tensors_or_none_are_a_state_too(connect_group, num_tensors: 
     room = [torch.empty(3) for _ in state]
     received = start(lambda: group.nodes[1].transfer.receive(lambda _: room))
     group.nodes[0].transfer.send(1, 1, b"x" * 3_000_000, state)
-    assert received.result(PATIENCE_SECONDS) == (0, 1)
+    assert received.result(PATIENCE_SECONDS) == Origin(0, 1, [])
     assert same_values(room, state)
 
 
@@ -130,7 +130,7 @@ def test_a_joiner_receives_its_state_while_others_are_already_in_its_first_round
     room = [torch.empty(t.shape, dtype=t.dtype) for t in state]
     received = start(lambda: group.nodes[2].transfer.receive(lambda _: room, generation=2))
     group.nodes[0].transfer.send(2, 2, b"", state)
-    assert received.result(PATIENCE_SECONDS) == (0, 2)
+    assert received.result(PATIENCE_SECONDS) == Origin(0, 2, [])
     assert same_values(room, state)
     wait([finished, *(start(lambda w=w: group.nodes[w].run_round(specs[w])) for w in (0, 2))])
     for spec in specs:
@@ -149,7 +149,7 @@ def test_a_member_that_is_behind_receives_the_state_over_a_link_that_holds_an_ab
     room = [torch.empty(10)]
     received = start(lambda: group.nodes[1].transfer.receive(lambda _: room, generation=2))
     group.nodes[0].transfer.send(1, 2, b"", [torch.arange(10.0)])
-    assert received.result(PATIENCE_SECONDS) == (0, 2)
+    assert received.result(PATIENCE_SECONDS) == Origin(0, 2, [])
     assert same_values(room, [torch.arange(10.0)])
     check_round(group, [0, 1], Tag(3, 1), work)
 
@@ -161,7 +161,7 @@ def test_a_state_may_come_over_a_link_made_later(connect_group) -> None:
     received = start(lambda: group.nodes[1].transfer.receive(lambda _: room))
     group.connect(0, 1)
     group.nodes[0].transfer.send(1, 3, b"", [torch.ones(4)])
-    assert received.result(PATIENCE_SECONDS) == (0, 3)
+    assert received.result(PATIENCE_SECONDS) == Origin(0, 3, [])
     assert same_values(room, [torch.ones(4)])
 
 
@@ -180,7 +180,7 @@ def test_a_donor_lost_half_way_is_replaced_by_another(connect_group) -> None:
     dying.sendall(encode(Kind.STATE, Tag(1, 0), length=4000) + b"\1" * 1000)
     dying.close()
     group.nodes[0].transfer.send(1, 1, b"second", [torch.ones(1000)])
-    assert received.result(PATIENCE_SECONDS) == (0, 1)
+    assert received.result(PATIENCE_SECONDS) == Origin(0, 1, [])
     assert asked[-1] == b"second"
     assert same_values(room, [torch.ones(1000)])
 

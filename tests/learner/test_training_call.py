@@ -301,9 +301,9 @@ def test_the_first_round_compares_all_settings_that_must_be_equal() -> None:
             round_ = super().begin(spec)
             finish = round_.finish
 
-            def recorded(header: bytes) -> tuple[bytes, ...]:
+            def recorded(header: bytes, *, may_leave: bool) -> tuple[bytes, ...]:
                 headers.append(header)
-                return finish(header)
+                return finish(header, may_leave=may_leave)
 
             round_.finish = recorded  # type: ignore[method-assign]
             return round_

@@ -154,6 +154,9 @@ class Session(Protocol):
         If it ``can_pause``, not longer than until the agent asks for a pause.
         """
 
+    def is_member_of(self, generation: int) -> bool:
+        """Whether this worker trains on in ``generation``, which `named` has returned."""
+
     def agreed(self, named: Sequence[int]) -> Switch | None:
         """Return the switch of generations that the headers of a round agree on, if any; ``named`` is by rank."""
 
@@ -217,6 +220,10 @@ class SoloSession:
     def named(self, next_iteration: int, *, can_pause: bool = False) -> int:
         """The generation never changes."""
         return self.view.generation
+
+    def is_member_of(self, generation: int) -> bool:
+        """The generation never changes."""
+        return True
 
     def agreed(self, named: Sequence[int]) -> Switch | None:
         """Nothing ever changes."""

@@ -10,15 +10,19 @@ and the second halves are known before it begins, so that they are encoded once 
 | HEADER   |                        | the header of the sender's training loop            |
 | ABORT    |                        | the suspect's id and the reason                     |
 | CONFIRM  |                        | nothing: the round of this tag is committed         |
-| SKELETON |                        | the bytes of state to come, then its description    |
+| SKELETON |                        | the bytes of state to come, the sender's groups, and |
+|          |                        | the description of the state                        |
 | STATE    | block: running number  | the next bytes of state                             |
 | STAGED   | of the receiver's part | nothing: the pieces lie in the sender's segment     |
 | FOLDED   | of the sender's part   | nothing: the sum lies in the sender's segment       |
 """
 
 import struct
+from collections.abc import Sequence
 from enum import IntEnum
 from typing import NamedTuple
+
+import orjson
 
 from resile_shared.errors import ResileError
 
@@ -34,8 +38,10 @@ MAX_REASON_BYTES = 1 << 12
 _TAG = struct.Struct("<QQ")
 _CONTENT = struct.Struct("<HBxIIQ")
 _ABORT = struct.Struct("<Q")
-_STATE_TOTAL = struct.Struct("<Q")
+_STATE_TOTAL = struct.Struct("<QQ")
 _MAGIC = 0x5E51
+WorkerGroups = Sequence[Sequence[int]]
+"""Workers that share memory with each other; those who share with nobody are left out."""
 HEADER_BYTES = _TAG.size + _CONTENT.size
 
 
@@ -81,6 +87,16 @@ class Frame(NamedTuple):
     length: int
 
 
+class Announcement(NamedTuple):
+    """What a SKELETON frame announces."""
+
+    num_bytes: int
+    """Of the state to come."""
+    groups: WorkerGroups
+    skeleton: bytes
+    """The description of the state."""
+
+
 def encode_tag(tag: Tag) -> bytes:
     """The first half of a header."""
     return _TAG.pack(*tag)
@@ -121,15 +137,21 @@ def decode_abort(payload: bytes | bytearray) -> tuple[int, str]:
     return suspect, bytes(payload[_ABORT.size :]).decode(errors="replace")
 
 
-def encode_skeleton(tag: Tag, *, num_bytes: int, skeleton: bytes) -> bytes:
+def encode_skeleton(tag: Tag, *, num_bytes: int, skeleton: bytes, groups: WorkerGroups = ()) -> bytes:
     """A whole SKELETON frame, to be followed by ``num_bytes`` bytes of state."""
-    payload = _STATE_TOTAL.pack(num_bytes) + skeleton
+    encoded = orjson.dumps(groups)
+    payload = _STATE_TOTAL.pack(num_bytes, len(encoded)) + encoded + skeleton
     return encode(Kind.SKELETON, tag, length=len(payload)) + payload
 
 
-def decode_skeleton(payload: bytes | bytearray) -> tuple[int, bytes]:
-    """The number of bytes of state to come, and their description."""
-    if len(payload) < _STATE_TOTAL.size:
+def decode_skeleton(payload: bytes | bytearray) -> Announcement:
+    """The inverse of ``encode_skeleton``. Raises Malformed."""
+    start = _STATE_TOTAL.size
+    if len(payload) < start:
         raise Malformed(f"a SKELETON frame of {len(payload)} bytes announces nothing")
-    (num_bytes,) = _STATE_TOTAL.unpack_from(payload)
-    return num_bytes, bytes(payload[_STATE_TOTAL.size :])
+    num_bytes, length = _STATE_TOTAL.unpack_from(payload)
+    try:
+        groups = [[int(worker) for worker in group] for group in orjson.loads(payload[start : start + length])]
+    except (TypeError, ValueError) as error:
+        raise Malformed("a SKELETON frame names no groups of workers") from error
+    return Announcement(num_bytes, groups, bytes(payload[start + length :]))

@@ -6,13 +6,16 @@ complete, and so all know who shares memory: those are a group of whom each has 
 segments. The status of one round names the segments, that of the next one says they are mapped, and the round after
 that uses them. A group grows if somebody maps the segments late.
 
-Groups belong to one membership of one generation, and to its rounds up to the first that fails. Segments, which take
-longer to make than a small model's iteration, are kept: in the first round of a generation members name the segments
-that they have, and say which they have mapped, so that the second one uses them again. By then all members have
-completed a round of this generation, and read nothing older. Who is no member of it may do so: a leaver for a moment, a
-worker that was left behind at any time. A member names its segment only when the leases of all others have ended (see
-`segments`); if that takes long, it makes another one, and nobody writes to the older one any more. Where memory cannot
-be shared, the connections carry everything, and the reason is reported.
+A generation that all members of the one before have agreed on continues with its groups: whoever stays has completed
+the same round, and whoever leaves has read all of it (see `OpenRound.finish`). Joiners are told the groups with the
+state. Any other generation begins without groups, and so does the rest of one in which a round has failed.
+
+Segments, which take longer to make than a small model's iteration, are kept in any case: in the first round of a
+generation without groups members name the segments that they have, and say which they have mapped, so that the second
+one uses them again. By then all members have completed a round of this generation, and read nothing older. A worker
+that was left behind may do so at any time. A member names its segment only when the leases of all such workers have
+ended (see `segments`); if that takes long, it makes another one, and nobody writes to the older one any more. Where
+memory cannot be shared, the connections carry everything, and the reason is reported.
 """
 
 import hashlib
@@ -20,6 +23,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 
 from .blocks import MIN_SHARED_BYTES, Ranks, Sharing
+from .frames import WorkerGroups
 from .link_rates import choose_owners, choose_racks, host_rates, rate_of, rate_text, smallest_grouped
 from .reduction import SharedMemory
 from .segments import NAME_BYTES, TOKEN_BYTES, Mailbox, OwnSegment, Segment, map_segment
@@ -76,6 +80,8 @@ class MemoryAgreement:
         """The rounds of this generation for which memory could be shared."""
         self._is_settled = False
         """Whether all of the group have mapped the own segment."""
+        self._released: frozenset[int] = frozenset()
+        """Workers that have left, and read nothing of others any more, even if their leases have not ended."""
         self._unreachable: set[bytes] = set()
         """The mailboxes that the own segment could not be sent to."""
         self._groups: Groups = ()
@@ -106,19 +112,38 @@ class MemoryAgreement:
         """Return what the round of ``spec`` uses."""
         key = spec.tag.generation, spec.members
         if key != self._key:
-            self._forget_agreement()
-            self._key = key
-            if self._mailbox is not None:
-                self._mailbox.drop_before(self._generation)
-            self._mapped = {worker: each for worker, each in self._mapped.items() if worker in spec.members}
-            self._rank = spec.members.index(self._worker)
-            self._find_group()
+            self._begin_generation(key)
         if any(sums.numel() * sums.element_size() >= self._min_bytes for sums in spec.sums):
             self._offer()
         segments = {rank: self._mapped[self._members[rank]][1] for rank in self.partners}
         if self._own is not None:
             segments[self._rank] = self._own.segment
         return SharedMemory(self._sharing, segments)
+
+    def _begin_generation(self, key: Key) -> None:
+        self._forget_agreement()
+        self._key = key
+        if self._mailbox is not None:
+            self._mailbox.drop_before(self._generation)
+        self._mapped = {worker: each for worker, each in self._mapped.items() if worker in self._members}
+        self._rank = self._members.index(self._worker)
+        self._find_group()
+
+    @property
+    def groups(self) -> WorkerGroups:
+        """The workers that share memory, in the next round of this generation."""
+        return [[self._members[rank] for rank in group] for group in self._groups if len(group) > 1]
+
+    def continue_in(self, generation: int, members: tuple[int, ...], groups: WorkerGroups) -> None:
+        """Begin a generation with the ``groups`` of the one before.
+
+        All who were members before have completed the same round of that one, and those who leave have read all of it.
+        """
+        left = frozenset(self._members).difference(members) if self._key else frozenset()
+        released = self._released | left
+        self._begin_generation((generation, members))
+        self._released = released
+        self._groups = _among(members, groups)
 
     @property
     def status_bytes(self) -> int:
@@ -152,7 +177,7 @@ class MemoryAgreement:
 
     def _strangers(self, own: OwnSegment) -> set[int]:
         """Workers that are no members, and may read the own segment."""
-        return set() if self._is_settled else own.readers().difference(self._members)
+        return set() if self._is_settled else own.readers().difference(self._members, self._released)
 
     def _measure(self, traffic: Callable[[], Mapping[int, Traffic]]) -> None:
         """Find out at which rate the links to other hosts carry what is sent, once they have carried enough."""
@@ -342,6 +367,16 @@ def _path_of(sharing: Sharing) -> str:
         steps.append(f"one fold per rack over TCP ({len(sharing.racks)} racks)")
     limit = f"for buckets of {sharing.min_bytes / 1024:.4g} KiB and more, TCP for smaller ones"
     return f"{' and '.join(steps)} {limit}"
+
+
+def _among(members: Sequence[int], groups: WorkerGroups) -> Groups:
+    """The ranks of ``members``, by group; nothing, if there are only single ranks."""
+    group_of = {worker: group for group in groups for worker in group}
+    among = {
+        tuple(rank for rank, other in enumerate(members) if other in group_of.get(worker, (worker,)))
+        for worker in members
+    }
+    return tuple(sorted(among)) if len(among) < len(members) else ()
 
 
 def _grown(groups: Groups, mapped: Sequence[frozenset[int]]) -> Groups:

@@ -86,8 +86,18 @@ class RoundPeer(Sink):
     @property
     def num_expected(self) -> int:
         """Frames of this round still to come from it."""
-        frames = self._pieces.num_expected + self._sums.num_expected + self._folded.num_expected
-        return frames + (not self._has_header)
+        return self._num_sums_expected + (not self._has_header)
+
+    @property
+    def _num_sums_expected(self) -> int:
+        return self._pieces.num_expected + self._sums.num_expected + self._folded.num_expected
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether all pieces and sums of this round are here that come from it, and sent that are due to it."""
+        route = self._route
+        is_sent = self._pieces_sent == len(route.pieces_out) and self._sums_sent == len(route.sums_out)
+        return is_sent and not self._num_sums_expected
 
     def close(self) -> None:
         """Release the memory of the round; what still comes of it is deferred."""

@@ -124,6 +124,11 @@ class Reduction:
                     staged[:] = partial[part.start : part.stop]
         self.num_staged += 1
 
+    @property
+    def has_read(self) -> bool:
+        """Whether nothing is left to be read from the segments of others."""
+        return self._num_folded == len(self.layout.blocks) and not any(self._num_unfolded)
+
     def next_published(self) -> Stage | None:
         """The next stage all of whose sums, of the parts that are folded here, lie in the own segment; each once."""
         while self._num_published < len(self.layout.stages):

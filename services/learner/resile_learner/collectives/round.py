@@ -12,7 +12,8 @@ defers (of a bucket it has not pushed, of a later round) wait for its own comput
 Each half of a segment has one rule for its slots. Pieces may be overwritten when all heads of the group have
 sent FOLDED of the older stage: they have read them. Results may when all partners have announced the newer stage: to
 copy it, each has had to read the sums of the older one. The same holds between rounds, whose groups only grow as long
-as they use the same segments (`MemoryAgreement`).
+as they use the same segments (`MemoryAgreement`). A member that leaves announces no newer stage: it sends its header
+after it has read all, so that whoever has completed its last round may overwrite anything.
 """
 
 import time
@@ -90,9 +91,10 @@ class OpenRound:
         if bucket not in reduction.layout.direct:  # a small one is sent together with the next
             self._progress()
 
-    def finish(self, header: bytes) -> tuple[bytes, ...]:
+    def finish(self, header: bytes, *, may_leave: bool = False) -> tuple[bytes, ...]:
         """Send ``header`` to every member, wait until all sums are final, and return all headers by rank.
 
+        A member that ``may_leave`` after this round reads all that it needs of the others' memory before it sends.
         Every bucket must have been pushed. Raises Abandoned when a member is lost or aborts.
         """
         num_pushed, num_buckets = len(self._reduction.buckets), self._reduction.num_buckets
@@ -107,9 +109,11 @@ class OpenRound:
                 raise self._failure
             status = self._agreement.status(self._traffic)
             frame = encode(Kind.HEADER, self._spec.tag, length=len(status) + len(header)) + status + header
+            if may_leave:
+                self._run(lambda: self._reduction.has_read and all(peer.has_sums for peer in self._peers))
             for peer in self._peers:
                 peer.link.send(frame)
-            self._run()
+            self._run(lambda: all(not peer.num_expected and not peer.link.pending for peer in self._peers))
             self.last = self._last_header(begun)
             headers = {peer.rank: bytes(peer.header or b"") for peer in self._peers} | {self.rank: status + header}
             ordered = [headers[rank] for rank in range(len(headers))]
@@ -221,10 +225,10 @@ class OpenRound:
             self._fail(missing[0], "there is no link to it")
         self._check_abort()
 
-    def _run(self) -> None:
+    def _run(self, done: Callable[[], bool]) -> None:
         while True:
             self._step()
-            if all(not peer.num_expected and not peer.link.pending for peer in self._peers):
+            if done():
                 return
             self._poller.wait()
 

@@ -57,7 +57,9 @@ class Segment:
 
     def __init__(self, fd: int, num_bytes: int, *, protection: int, lease: int | None = None) -> None:
         self.num_bytes = num_bytes
-        address = _LIBC.mmap(None, num_bytes, protection, mmap.MAP_SHARED | mmap.MAP_POPULATE, fd, 0)
+        is_written = bool(protection & mmap.PROT_WRITE)  # read faults are few: each maps many pages
+        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if is_written else 0)
+        address = _LIBC.mmap(None, num_bytes, protection, flags, fd, 0)
         if address == _MAP_FAILED:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))

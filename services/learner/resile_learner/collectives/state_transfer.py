@@ -6,7 +6,7 @@ Tensors in memory of the host are sent and received without a copy, those on dev
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from functools import partial
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,9 +18,11 @@ from ..state.memory import ByteStream, byte_view, tensor_bytes
 from ..state.pinned_copies import HostReader, HostWriter, StreamOf, side_stream
 from .frames import (
     STATE_FRAME_BYTES,
+    Announcement,
     Frame,
     Kind,
     Malformed,
+    WorkerGroups,
     decode_skeleton,
     encode,
     encode_skeleton,
@@ -42,6 +44,15 @@ class StateMismatch(ResileError):
         self.allocated = allocated
 
 
+class Origin(NamedTuple):
+    """Where a state came from."""
+
+    peer: int
+    generation: int
+    groups: WorkerGroups = ()
+    """Who shares memory at the beginning of this generation."""
+
+
 class StateTransfer:
     """Sends the training state of ``worker`` to a peer, or receives that of a peer. For the main thread."""
 
@@ -57,9 +68,12 @@ class StateTransfer:
         skeleton: bytes,
         tensors: Sequence[Tensor],
         *,
+        groups: WorkerGroups = (),
         obsolete: Callable[[], bool] = lambda: False,
     ) -> None:
         """Send the state of ``generation`` to ``peer``: its description, and the bytes of ``tensors`` in their order.
+
+        ``groups``: who shares memory at the beginning of this generation.
 
         Raises Abandoned if the link is missing, breaks or is removed, or when ``obsolete()``, which is checked again
         after each ``LinkPoller.wake``.
@@ -69,7 +83,10 @@ class StateTransfer:
             raise Abandoned(peer, "there is no link to it")
         reader = HostReader(STATE_FRAME_BYTES, self._stream_of)
         try:
-            with closing(_frames(generation, skeleton, tensors, reader)) as frames:
+            announced = encode_skeleton(
+                Tag(generation, 0), num_bytes=_num_bytes(tensors), skeleton=skeleton, groups=groups
+            )
+            with closing(_frames(generation, announced, tensors, reader)) as frames:
                 for frame in frames:
                     link.send(*frame)
                     link.flush()
@@ -91,10 +108,10 @@ class StateTransfer:
         generation: int = 0,
         donor: int | None = None,
         obsolete: Callable[[], bool] = lambda: False,
-    ) -> tuple[int, int]:
+    ) -> Origin:
         """Wait for a state over any link and receive it into the tensors that ``allocate`` makes for its skeleton.
 
-        Returns the peer that sent it and its generation. Frames of rounds that this worker has not begun stay on their
+        Frames of rounds that this worker has not begun stay on their
         links, unless they are of an older generation than ``generation``. When a donor is lost half-way, another may
         send a state. Raises StateMismatch if the tensors have another size than the state; Abandoned when ``donor``,
         if it is given, is lost, or when ``obsolete()``, which is checked again after each ``LinkPoller.wake``.
@@ -124,11 +141,11 @@ def _no_sink(link: Link) -> NoReturn:
 
 
 def _frames(
-    generation: int, skeleton: bytes, tensors: Sequence[Tensor], reader: HostReader
+    generation: int, announced: bytes, tensors: Sequence[Tensor], reader: HostReader
 ) -> Generator[tuple[bytes | memoryview, ...], None, None]:
     """The frames of a state. One that carries tensors on devices must be sent before the next one is requested."""
+    yield (announced,)
     tag = Tag(generation, 0)
-    yield (encode_skeleton(tag, num_bytes=_num_bytes(tensors), skeleton=skeleton),)
     with closing(reader.read(_chunks(tensors))) as chunks:
         for number, chunk in enumerate(chunks):
             views = [tensor_bytes(piece) for piece in chunk]
@@ -165,14 +182,15 @@ class _IncomingState:
     """A state that one peer has begun to send."""
 
     def __init__(
-        self, peer: int, generation: int, num_bytes: int, tensors: Sequence[Tensor], writer: HostWriter
+        self, peer: int, generation: int, announced: Announcement, tensors: Sequence[Tensor], writer: HostWriter
     ) -> None:
         allocated = _num_bytes(tensors)
-        if allocated != num_bytes:
-            raise StateMismatch(peer, announced=num_bytes, allocated=allocated)
+        if allocated != announced.num_bytes:
+            raise StateMismatch(peer, announced=announced.num_bytes, allocated=allocated)
         self.generation = generation
         self._writer = writer
-        self._missing = num_bytes
+        self.groups = announced.groups
+        self._missing = announced.num_bytes
         self._next_block = 0
         plain = [t if _is_plain(t) else torch.empty(t.shape, dtype=t.dtype, device=t.device) for t in tensors]
         self._copies = [(tensor, copy) for tensor, copy in zip(tensors, plain, strict=True) if copy is not tensor]
@@ -216,11 +234,11 @@ class _StateReceiver:
         self._sinks: dict[Link, StateSink] = {}
 
     @property
-    def received(self) -> tuple[int, int] | None:
-        """The peer whose state is complete, and its generation."""
+    def received(self) -> Origin | None:
+        """Where the state that is complete came from."""
         for link, sink in self._sinks.items():
             if sink.incoming is not None and sink.incoming.is_complete:
-                return link.peer, sink.incoming.generation
+                return Origin(link.peer, sink.incoming.generation, sink.incoming.groups)
         return None
 
     @property
@@ -266,7 +284,7 @@ class StateSink(Sink):
         return Refusal.DEFER
 
     def _begin(self, skeleton: bytearray, generation: int) -> None:
-        num_bytes, description = decode_skeleton(skeleton)
+        announced = decode_skeleton(skeleton)
         receiver = self._receiver
-        tensors = receiver.allocate(description)
-        self.incoming = _IncomingState(self._peer, generation, num_bytes, tensors, receiver.writer)
+        tensors = receiver.allocate(announced.skeleton)
+        self.incoming = _IncomingState(self._peer, generation, announced, tensors, receiver.writer)

@@ -61,6 +61,12 @@ class MembershipView:
         able = (order.generation for order in self.formed if order.not_before <= next_iteration)
         return max(able, default=self.current.generation)
 
+    def is_member_of(self, generation: int) -> bool:
+        """Whether this worker is a member of ``generation``, the current one or one that is formed."""
+        assert self.current is not None
+        order = next((order for order in self.formed if order.generation == generation), self.current)
+        return self.worker in order.workers
+
     def must_wait(self, next_iteration: int) -> bool:
         """Whether the round before ``next_iteration`` has to wait until a newer generation is formed."""
         assert self.current is not None

@@ -354,9 +354,10 @@ class ElasticLoop:
         )
 
     def _prewarm(self) -> None:
-        """As a joiner, touch memory while the others still train without this worker, not while they wait for it."""
+        """As a joiner, touch memory while the others still train, and watch nothing for which they would wait."""
         expected = self._session.expected
         if expected:
+            self._watch.rely_on_members()
             prewarm_devices(self._state.devices)
             num_leaves = expected.size if self._settings.mode == "fast" else self.plan.num_shards
             for gradients, optimizer in zip(self._gradients, self._optimizers, strict=True):
@@ -375,8 +376,9 @@ class ElasticLoop:
         held = batch.held_by(view.rank, view.size)
         self._count_iterations()
         is_due = self._is_comparison_due
-        is_compared = self._settings.mode != "fast" and (is_due or self._new_members.takes_part(view))
-        self._watch.begin_iteration(is_compared=is_compared)
+        compares_all = self._settings.mode != "fast" and is_due
+        is_compared = compares_all or (self._settings.mode != "fast" and self._new_members.takes_part(view))
+        self._watch.begin_iteration(is_compared=compares_all)
         self._buffers.begin_iteration(compares_values=is_due or view.workers != self._last_members)
         self._open = iteration = Iteration(
             self.iteration,
@@ -426,7 +428,7 @@ class ElasticLoop:
             raise UsageError(
                 "the body of the loop ended without iteration.exchange(): call it once, after the last shard"
             )
-        self._watch.buffers.check(compares_caches=is_compared)
+        self._watch.buffers.check(compares_caches=compares_all)
         self._watch.body.end_iteration(ends_epoch=iteration.ends_epoch)
         if iteration.norms:
             self._noise.add(iteration.norms, num_samples=iteration.num_samples, num_shards=iteration.num_computed)

@@ -84,7 +84,8 @@ class Round:
             generation = self._session.named(next_iteration, can_pause=trains or is_paused)
             if trains:
                 header = replace(header, pause=self._session.pause_asked)
-            raw = self.exchange.finish(header.encode(generation=generation))
+            may_leave = not self._session.is_member_of(generation)
+            raw = self.exchange.finish(header.encode(generation=generation), may_leave=may_leave)
         if not all(raw):  # a member agrees on how sums travel
             raise OtherRound("another worker")
         named, headers = zip(*(RoundHeader.decode(data, self._buffers.like) for data in raw), strict=True)

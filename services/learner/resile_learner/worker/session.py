@@ -135,7 +135,7 @@ class WorkerSession:
             return True
         try:
             with self.changes.step("receive state"):
-                _, generation = self._state_transfer.receive(
+                origin = self._state_transfer.receive(
                     state.allocate_buffers, obsolete=lambda: self._control.view.must_recover
                 )
         except Abandoned as lost:
@@ -143,8 +143,10 @@ class WorkerSession:
             return False
         with self.changes.step("load state"):
             state.load_received()
+        generation = origin.generation
         self._control.post(StateReceived(generation))
         self._order = self._control.wait_for(lambda view: view.current)
+        self._agreement.continue_in(generation, self._order.workers, origin.groups)
         for peer in self._poller.links.keys() - set(self._order.workers):  # leavers wait for it where nobody continues
             self._leave_acknowledgement.confirm(peer, Tag(generation, 0))
         return False
@@ -193,6 +195,10 @@ class WorkerSession:
 
         return self._control.wait_for(answer)
 
+    def is_member_of(self, generation: int) -> bool:
+        """Whether this worker trains on in ``generation``, which `named` has returned."""
+        return self._control.view.is_member_of(generation)
+
     def agreed(self, named: Sequence[int]) -> Switch | None:
         """Return the switch that all members agreed on, given the generation that each header of a round names."""
         if all(generation == self.view.generation for generation in named):
@@ -210,15 +216,18 @@ class WorkerSession:
         def is_superseded() -> bool:
             return self._control.view.is_superseded(generation)
 
-        receivers = switch.receivers_of(me)
+        receivers, groups = switch.receivers_of(me), self._agreement.groups
         if receivers:
             flat = state.flatten()
             for joiner in receivers:
                 # One that was lost on the way in shows in the next round.
                 with suppress(Abandoned), self.changes.step("send state", to=joiner):
-                    self._state_transfer.send(joiner, generation, flat.skeleton, flat.tensors, obsolete=is_superseded)
+                    self._state_transfer.send(
+                        joiner, generation, flat.skeleton, flat.tensors, groups=groups, obsolete=is_superseded
+                    )
         if me not in switch.new.workers:
             self._await_heirs_and_leave(switch, tag, iteration=state.progress.iteration)
+        self._agreement.continue_in(generation, switch.new.workers, groups)
         self._order = switch.new
 
     def _await_heirs_and_leave(self, switch: Switch, tag: Tag, *, iteration: int) -> NoReturn:

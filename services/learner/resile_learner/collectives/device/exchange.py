@@ -201,12 +201,12 @@ class ExchangeRound:
         """See ``OpenRound.push``."""
         self._carrier.push(bucket)
 
-    def finish(self, header: bytes) -> tuple[bytes, ...]:
+    def finish(self, header: bytes, *, may_leave: bool = False) -> tuple[bytes, ...]:
         """See ``OpenRound.finish``. Raises Repeated when the devices have failed and nobody is lost."""
         try:
             failure = self._carrier.settle(self._inner)
             status = Status.FAILED if failure else self._exchange.status()
-            headers = self._inner.finish(bytes([status]) + header)
+            headers = self._inner.finish(bytes([status]) + header, may_leave=may_leave)
             self._exchange.on_statuses([each[0] for each in headers], self._inner.members, failure)
         except BaseException:
             self.abandon()

@@ -66,21 +66,21 @@ class AverageWatch:
         finally:
             AveragedModel.update_parameters = original  # type: ignore[method-assign]
 
-    def begin_iteration(self, since_join: int) -> None:
-        """An iteration begins, number ``since_join`` on this worker, from 0. Raises UsageError."""
+    def begin_iteration(self, number: int) -> None:
+        """Iteration ``number`` of this worker begins, from 0. Raises UsageError."""
         self._raise_refusal()  # if the script has caught it
-        if since_join == _SEARCHED_AT:
+        if number == _SEARCHED_AT:
             self._copies = list(self._find_copies())
             self._marks = [_marks(tensors) for _, tensors in self._copies]
-        elif since_join in _COMPARED_AT and self._copies:
+        elif number in _COMPARED_AT and self._copies:
             marks = [_marks(tensors) for _, tensors in self._copies]
             changed = [index for index, mark in enumerate(marks) if mark != self._marks[index]]
             self._copies = [self._copies[index] for index in changed]
             self._marks = [marks[index] for index in changed]
-            for name, copy in self._copies if since_join == _COMPARED_AT[-1] else ():
+            for name, copy in self._copies if number == _COMPARED_AT[-1] else ():
                 if self._is_near(copy):
                     raise _not_in_state(name)
-        elif since_join > _COMPARED_AT[-1]:
+        elif number > _COMPARED_AT[-1]:
             self._copies = []
 
     def _raise_refusal(self) -> None:

@@ -31,22 +31,22 @@ class BodyWatch:
         self._state = state
         self._generators = OwnGenerators(model, state)
         self._carried = CarriedStateWatch(models)
-        self._num_iterations = 0
+        self._is_observed = False
         self._is_compared = False
 
-    def begin_iteration(self, *, is_compared: bool) -> None:
-        """An iteration begins, in which the first shard is compared or not."""
-        self._num_iterations += 1
+    def begin_iteration(self, number: int, *, is_compared: bool) -> None:
+        """Iteration ``number`` of this worker begins, in which all workers compare the first shard or not."""
+        self._is_observed = number < _OBSERVED_ITERATIONS
         self._is_compared = is_compared
         self._generators.begin_iteration()
-        if self._num_iterations > _OBSERVED_ITERATIONS:
+        if not self._is_observed:
             self._carried.stop()
 
     @contextmanager
     def shard(self, *, is_last: bool) -> Iterator[None]:
         """The body computes a shard in this context, the last of its worker's in the iteration or not."""
         with ExitStack() as stack:
-            if self._num_iterations <= _OBSERVED_ITERATIONS:
+            if self._is_observed:
                 stack.enter_context(self._carried.watch())
             if self._is_compared:
                 self._generators.begin()

@@ -22,6 +22,9 @@ from .optimizer_watch import OptimizerWatch, watch_other_optimizers
 from .scaler_watch import watch_scalers
 from .schedules import check_schedules
 
+_OBSERVED_ITERATIONS = 4
+"""After so many iterations of a worker, nothing is observed any more that shows at the beginning."""
+
 
 class ScriptWatch:
     """Watches what a script does with its model, its optimizers and the parts of its ``state``.
@@ -63,10 +66,14 @@ class ScriptWatch:
             yield
 
     def begin_iteration(self, *, is_compared: bool) -> None:
-        """An iteration begins, in which the first shard is compared or not."""
+        """An iteration begins, in which all workers compare the first shard or not."""
         self._averages.begin_iteration(self._num_begun)
-        self.body.begin_iteration(is_compared=is_compared)
+        self.body.begin_iteration(self._num_begun, is_compared=is_compared)
         self._num_begun += 1
+
+    def rely_on_members(self) -> None:
+        """As a joiner: what is observed in a worker's first iterations, the members have observed in theirs."""
+        self._num_begun = _OBSERVED_ITERATIONS
 
     def check_unchanged(self, *, epochs: int, iteration: int, iterations_total: int) -> None:
         """Refuse what a joining worker could not know, and schedules that count other steps than they get."""
