@@ -48,7 +48,9 @@ from .link_group import Group, abandoned, check_round, make_work, push_all, shar
 HERE = find_host()
 OTHER_CONTAINER = HERE._replace(network=b"another!")
 ROUNDS_TO_AGREE = 3
-WORK = make_work(4, [60_000, 40_001, 7])
+WORKS = [make_work(4, [60_000, 40_001, 7], seed=seed) for seed in range(3)]
+"""One after the other, so that the sums of an earlier round are wrong in a later one."""
+WORK = WORKS[0]
 TOKEN = b"t" * TOKEN_BYTES
 Connect = Callable[..., Group]
 
@@ -87,7 +89,7 @@ def connect() -> Iterator[Connect]:
 
 def run_rounds(group: Group, members: list[int], *, generation: int, first: int, count: int = ROUNDS_TO_AGREE) -> None:
     for number in range(first, first + count):
-        check_round(group, members, Tag(generation, number), WORK)
+        check_round(group, members, Tag(generation, number), WORKS[number % len(WORKS)])
 
 
 def test_workers_of_one_host_agree_to_share_memory_and_sums_keep_their_bits(connect: Connect) -> None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from resile_learner.collectives.spec import Tag
+from resile_learner.collectives.state_transfer import Origin
 from resile_learner.collectives.transport import TcpTransport, Traffic, Transport
 from resile_learner.worker import links
 
@@ -107,7 +108,7 @@ def test_links_need_no_transport_that_moves_everything_at_once() -> None:
     room = [torch.empty(20_000), torch.empty(3)]
     received = start(lambda: group.nodes[1].transfer.receive(lambda _: room))
     group.nodes[0].transfer.send(1, 2, b"skeleton", [torch.ones(20_000), torch.zeros(3)])
-    assert received.result() == (0, 2)
+    assert received.result() == Origin(0, 2, [])
     assert [tensor.sum().item() for tensor in room] == [20_000, 0]
     group.close()
 

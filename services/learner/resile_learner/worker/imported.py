@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Collection, Sequence
+from itertools import islice
 from pathlib import Path
 from types import ModuleType
 
@@ -15,7 +16,7 @@ class ImportWatch:
     """Finds the modules that are imported after it was made, in a process whose script is in ``folder``."""
 
     def __init__(self, folder: str) -> None:
-        self._before = frozenset(sys.modules)
+        self._num_before = len(sys.modules)
         self._folder = folder
         self._path = [entry for entry in sys.path if entry]
         self._settings = _settings()
@@ -28,10 +29,12 @@ class ImportWatch:
         """
         if _settings() != self._settings:
             return ()
+        # Only the newest: to touch a module or its name in a forked process copies their memory.
+        newest = list(islice(reversed(sys.modules.items()), max(0, len(sys.modules) - self._num_before)))
         found = [
             name
-            for name, module in list(sys.modules.items())
-            if name not in self._before and len(name) <= 200 and is_importable(name, module, self._path, self._folder)
+            for name, module in reversed(newest)
+            if len(name) <= 200 and is_importable(name, module, self._path, self._folder)
         ]
         return tuple(found) if len(found) <= MAX_IMPORTED else ()
 
