@@ -1,7 +1,7 @@
 """The training whose costs costs.py counts: an MLP in a loop by hand; each worker notes its counts once an iteration.
 
 Counts are of things that are done, whatever the load of the machine: shards that are computed, frames that are sent,
-memory that is made. With ``--mutant`` one thing more is done, as a change of the code might do by mistake.
+memory that is made. With ``--mutants`` something more is done, as a change of the code might do by mistake.
 """
 
 import argparse
@@ -10,7 +10,7 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -111,16 +111,13 @@ class Costs:
         self.add("copied bytes", tensor.nbytes)
 
 
-def mutated(mutant: str | None) -> Callable[[], None]:
-    """Do one thing too much: at each change, or whenever the function that is returned is called."""
-    match mutant:
-        case "disk":
-            _at_each_switch(lambda state: os.fsync(os.open(".", os.O_RDONLY)))
-        case "copy":
-            _at_each_switch(lambda state: [tensor.clone() for tensor in state.flatten().tensors])
-        case "message":
-            return _send_a_message
-    return lambda: None
+def mutated(mutants: Collection[str]) -> Callable[[], None]:
+    """Do too much: at each change, or whenever the function that is returned is called."""
+    if "disk" in mutants:
+        _at_each_switch(lambda state: os.fsync(os.open(".", os.O_RDONLY)))
+    if "copy" in mutants:
+        _at_each_switch(lambda state: [tensor.clone() for tensor in state.flatten().tensors])
+    return _send_a_message if "message" in mutants else lambda: None
 
 
 def _send_a_message() -> None:
@@ -143,12 +140,12 @@ def main() -> None:
     parser.add_argument("--notes", type=Path, help="a folder, for a file of each worker; without it, calls are counted")
     parser.add_argument("--iterations", type=int, required=True)
     parser.add_argument("--checkpoint-at", type=int)
-    parser.add_argument("--mutant", choices=MUTANTS)
+    parser.add_argument("--mutants", nargs="*", choices=MUTANTS, default=())
     args = parser.parse_args()
     costs = Costs()
     if args.notes:
         costs.count_in_worker()
-    do_too_much = mutated(args.mutant)
+    do_too_much = mutated(args.mutants)
     resile.training.seed()
     model = mlp(288, layers=4)
     model.register_forward_hook(lambda *_: costs.add("shards computed"))

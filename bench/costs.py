@@ -1,13 +1,13 @@
 """What an iteration, a change, a loss and a start do, in counts that do not depend on the load of the machine.
 
-    python bench/costs.py [--quick | --tiny] [--check] [--mutant message|disk|copy]
+    python bench/costs.py [--quick | --tiny] [--check] [--mutants message disk copy]
 
 A real run of four workers trains a small MLP (`costed.py`). By a plan it shrinks to three workers and grows back; it
 saves a checkpoint; and a worker of it is killed. Each worker counts what it does. The cost of an event is what all
 workers together do in the iterations around it, less what as many undisturbed iterations do. Beside it, a plain process
 counts the calls of Python functions of an iteration: what Resile and PyTorch do around the arithmetic. And on a pool,
-the messages are counted that the bus stores because of a change (`costed_pool.py`). With ``--mutant`` these two are
-left out.
+the messages are counted that the bus stores because of a change (`costed_pool.py`). With ``--mutants`` these two
+are left out.
 
 `costs.json` has the counts that are allowed. ``--check`` compares with it, and fails if one has grown: a commit that
 raises it says why. Counts in the lower part of the table depend on how threads take turns, and are only printed.
@@ -103,11 +103,11 @@ def read(file: Path) -> Noted:
 class CountedRun:
     """A run, with a kill."""
 
-    def __init__(self, folder: Path, *, mutant: str | None) -> None:
+    def __init__(self, folder: Path, *, mutants: Sequence[str] = ()) -> None:
         self._notes = folder / "notes"
         self._notes.mkdir()
-        options = {"--notes": self._notes, "--iterations": END, "--checkpoint-at": SAVE, "--mutant": mutant}
-        args = [str(word) for name, value in options.items() if value is not None for word in (name, value)]
+        options = ("--notes", self._notes, "--iterations", END, "--checkpoint-at", SAVE, "--mutants", *mutants)
+        args = map(str, options)
         plan = (PlanStep(0, WORKERS), PlanStep(SHRINK, WORKERS - 1), PlanStep(GROW, WORKERS))
         self._run = LocalRun(RunSettings(HERE / "costed.py", args=tuple(args), plan=plan, home=folder / "home"))
 
@@ -199,14 +199,14 @@ def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--check", action="store_true", help=f"fail if a count is larger than {ALLOWED.name} says")
     parser.add_argument("--write", action="store_true", help=f"write the counts to {ALLOWED.name}")
-    parser.add_argument("--mutant", choices=["message", "disk", "copy"], help="do one thing too much")
+    parser.add_argument("--mutants", nargs="*", choices=["message", "disk", "copy"], default=(), help="do too much")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="resile-bench-") as folder:
-        found = costs(asyncio.run(CountedRun(Path(folder), mutant=args.mutant).counts()))
-        on_pool = {} if args.mutant else asyncio.run(pool_costs(Path(folder)))
+        found = costs(asyncio.run(CountedRun(Path(folder), mutants=args.mutants).counts()))
+        on_pool = {} if args.mutants else asyncio.run(pool_costs(Path(folder)))
     rows = [(name, *(f"{counts[name]:g}" for counts in found.values())) for name in (*OF_WORKERS, *PRINTED)]
     print_table("What all workers do together", ("", *found), rows)
-    if not args.mutant:
+    if not args.mutants:
         rows = [(name, *(f"{counts[name]:g}" for counts in on_pool.values())) for name in STORED.values()]
         print_table("What the bus stores", ("", *on_pool), rows)
         calls = python_calls()

@@ -112,24 +112,15 @@ def plain_sha(example: Example, outside: Path, *more: str) -> str:
         return plain(example.script, *example.arguments(outside), *more, seconds=SECONDS)
 
 
-@pytest.mark.parametrize(
-    ("how", "sizes"),
-    [("--workers 1", [(0, 1)]), ("--workers 3", [(0, 3)]), ("--plan 0:1,4:3,8:2", [(0, 1), (4, 3), (8, 2)])],
-)
 @pytest.mark.parametrize("example", ALL, ids=lambda example: example.command)
-def test_an_example_has_the_same_bits_as_a_plain_script_on_any_number_of_workers(
-    example: Example,
-    how: str,
-    sizes: list[tuple[int, int]],
-    outside: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+def test_an_example_has_the_same_bits_as_a_plain_script_on_one_worker_on_three_and_on_two(
+    example: Example, outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    options = (*how.split(), *example.options)
+    options = ("--plan", "0:1,4:3,8:2", *example.options)
     elastic = run(example.script, *options, home=outside / "home", args=example.arguments(outside), seconds=SECONDS)
     assert elastic.sha == plain_sha(example, outside)
-    assert elastic.sizes == sizes
+    assert elastic.sizes == [(0, 1), (4, 3), (8, 2)]
     assert elastic.result["iteration"] == example.iterations
     assert elastic.result["bits"] == "same bits"
     assert_exact(elastic.result["ledger"], example)

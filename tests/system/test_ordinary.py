@@ -25,11 +25,6 @@ def assert_same(outcome: Outcome, sha: str) -> None:
     outcome.assert_every_sample_once(epochs=EPOCHS)
 
 
-@pytest.mark.parametrize("workers", [1, 3])
-def test_an_ordinary_loop_has_the_bits_of_its_plain_run(sha: str, workers: int, tmp_path: Path) -> None:
-    assert_same(run(SCRIPT, "--workers", str(workers), home=tmp_path), sha)
-
-
 @pytest.mark.parametrize("plan", ["0:1,6:3,12:2,15:4", "0:3,5:1,11:6,18:2"])
 def test_workers_join_and_leave_in_epochs_and_between_them(sha: str, plan: str, tmp_path: Path) -> None:
     outcome = run(SCRIPT, "--plan", plan, home=tmp_path)

@@ -17,11 +17,11 @@ def sha() -> str:
     return plain(SCRIPT)
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])
-def test_any_number_of_workers_gives_the_bits_of_the_plain_script(sha: str, workers: int, tmp_path: Path) -> None:
-    outcome = run(SCRIPT, "--workers", str(workers), home=tmp_path)
+def test_workers_whose_number_does_not_change_give_the_bits_of_the_plain_script(sha: str, tmp_path: Path) -> None:
+    """More than there are cores. Fewer train in the plans below, from the beginning of a run on or later."""
+    outcome = run(SCRIPT, "--workers", "8", home=tmp_path)
     assert outcome.sha == sha
-    assert outcome.sizes == [(0, workers)]
+    assert outcome.sizes == [(0, 8)]
     outcome.assert_every_sample_once(epochs=6)
 
 
