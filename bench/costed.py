@@ -52,6 +52,8 @@ class Costs:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
+        self._reported: dict[int, object] = {}
+        """By id, messages on their way to the control thread, which are counted already."""
 
     def count_python(self, *, is_on: bool) -> None:
         """Count calls of Python functions from now on, or no more. It takes a multiple of the time."""
@@ -81,6 +83,7 @@ class Costs:
         self._before(GradientExchange, "begin", lambda *_: self.add("rounds"))
         self._before(Segment, "__init__", self._memory)
         self._before(StateTransfer, "send", self._state)
+        self._before(WorkerControl, "report", self._report)
         self._before(WorkerControl, "_send_to_agent", self._message)
         self._before(PeerConnections, "send", self._to_peer)
         self._before(os, "fsync", lambda *_: self.add("waits for the disk"))
@@ -99,8 +102,14 @@ class Costs:
     def _state(self, transfer: object, peer: int, generation: int, skeleton: bytes, tensors: Any, **_: Any) -> None:
         self.add("state sent")
 
-    def _message(self, control: object, message: object) -> None:
+    def _report(self, control: object, message: object) -> None:
+        """Counts in the iteration that reports it: the control thread may send it in the next one."""
+        self._reported[id(message)] = message
         if not isinstance(message, UNCOUNTED):
+            self.add("messages to agents")
+
+    def _message(self, control: object, message: object) -> None:
+        if self._reported.pop(id(message), None) is None and not isinstance(message, UNCOUNTED):
             self.add("messages to agents")
 
     def _to_peer(self, connections: object, peer: int, message: object) -> None:

@@ -22,7 +22,7 @@ from resile_learner.training.header import ComputedShards, PartialSums, RoundHea
 from resile_learner.training.rounds import Rounds
 from resile_learner.training.watch.repeatability import ShardFingerprint
 
-from .link_group import PATIENCE_SECONDS, Group, start
+from .link_group import PATIENCE_SECONDS, Group, start, wait
 
 GENERATION = 1
 MEMBERS = (0, 1, 2)
@@ -40,6 +40,7 @@ class Member:
         self.worker = worker
         self.group = group
         self.on_begin: Callable[[int], None] = lambda round_: None
+        self.trains_on = True
 
     def begin(self, spec: RoundSpec) -> OpenRound:
         self.on_begin(spec.tag.round)
@@ -52,7 +53,7 @@ class Member:
         return GENERATION
 
     def is_member_of(self, generation: int) -> bool:
-        return True
+        return self.trains_on
 
     def run(self, header: RoundHeader, *, num_leaves: int = 0, gradients: Sequence[Tensor] = ()) -> None:
         """Take part in one round; whoever ends with an error is left behind by the others, as a scheduler orders."""
@@ -200,3 +201,22 @@ def test_no_result_comes_of_a_round_in_which_members_compute_different_things(
     errors = [call.exception(PATIENCE_SECONDS) for call in calls]
     assert all(isinstance(error, OtherRound | Abandoned) for error in errors), errors
     assert any(isinstance(error, OtherRound) for error in errors), errors
+
+
+def test_a_member_that_names_a_generation_without_itself_sends_its_header_last(
+    connect_group: Callable[[int], Group], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until then the others do not write to memory that it may still read: see `OpenRound.finish`."""
+    group = connect_group(len(MEMBERS))
+    members = [Member(group, worker) for worker in MEMBERS]
+    members[1].trains_on = False
+    finish = OpenRound.finish
+    may_leave: dict[int, bool] = {}
+
+    def recorded(self: OpenRound, header: bytes, **options: bool) -> tuple[bytes, ...]:
+        may_leave[self.rank] = options["may_leave"]
+        return finish(self, header, **options)
+
+    monkeypatch.setattr(OpenRound, "finish", recorded)
+    wait([start(lambda member=member: member.run(COMMON)) for member in members])  # type: ignore[misc]
+    assert may_leave == {rank: rank == 1 for rank in range(len(MEMBERS))}

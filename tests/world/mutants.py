@@ -1082,6 +1082,13 @@ MUTANTS = (
         "            if False:\n",
     ),
     Mutant(
+        "a worker does not know in its last round that it may leave",
+        "those who stay write to memory that it still reads",
+        "resile_learner.training.rounds",
+        "            may_leave = not self._session.is_member_of(generation)\n",
+        "            may_leave = False\n",
+    ),
+    Mutant(
         "a segment counts as mapped although its maker names another one",
         "members read a segment that nobody writes to",
         _MEMORY,

@@ -40,9 +40,9 @@ _CONTENT = struct.Struct("<HBxIIQ")
 _ABORT = struct.Struct("<Q")
 _STATE_TOTAL = struct.Struct("<QQ")
 _MAGIC = 0x5E51
-WorkerGroups = Sequence[Sequence[int]]
-"""Workers that share memory with each other; those who share with nobody are left out."""
 HEADER_BYTES = _TAG.size + _CONTENT.size
+WorkerGroups = Sequence[Sequence[int]]
+"""The ids of workers that share memory with each other; workers that share memory with no other are left out."""
 
 
 class Kind(IntEnum):

@@ -6,9 +6,9 @@ complete, and so all know who shares memory: those are a group of whom each has 
 segments. The status of one round names the segments, that of the next one says they are mapped, and the round after
 that uses them. A group grows if somebody maps the segments late.
 
-A generation that all members of the one before have agreed on continues with its groups: whoever stays has completed
-the same round, and whoever leaves has read all of it (see `OpenRound.finish`). Joiners are told the groups with the
-state. Any other generation begins without groups, and so does the rest of one in which a round has failed.
+After a planned change, the new generation continues with the groups of the one before: the members that stay have
+completed the same round, and the members that leave have read all of it (see `OpenRound.finish`). Joiners receive the
+groups with the state. Any other generation begins without groups, and after a round has failed there are none.
 
 Segments, which take longer to make than a small model's iteration, are kept in any case: in the first round of a
 generation without groups members name the segments that they have, and say which they have mapped, so that the second

@@ -13,7 +13,7 @@ Each half of a segment has one rule for its slots. Pieces may be overwritten whe
 sent FOLDED of the older stage: they have read them. Results may when all partners have announced the newer stage: to
 copy it, each has had to read the sums of the older one. The same holds between rounds, whose groups only grow as long
 as they use the same segments (`MemoryAgreement`). A member that leaves announces no newer stage: it sends its header
-after it has read all, so that whoever has completed its last round may overwrite anything.
+after it has read all, so members that have completed its last round may overwrite anything.
 """
 
 import time

@@ -332,6 +332,8 @@ class ElasticLoop:
                 num_validation_samples=self._validator.num_samples if self._validator else 0,
                 known_probes=self._session.known_probes,
             )
+            if self._session.expected:
+                self._watch.rely_on_members()
             self._prewarm()
             try:
                 yield from self._protocol.run(self._ready(), self._iterate)
@@ -354,10 +356,9 @@ class ElasticLoop:
         )
 
     def _prewarm(self) -> None:
-        """As a joiner, touch memory while the others still train, and watch nothing for which they would wait."""
+        """As a joiner, touch memory while the others still train without this worker, not while they wait for it."""
         expected = self._session.expected
         if expected:
-            self._watch.rely_on_members()
             prewarm_devices(self._state.devices)
             num_leaves = expected.size if self._settings.mode == "fast" else self.plan.num_shards
             for gradients, optimizer in zip(self._gradients, self._optimizers, strict=True):
@@ -375,10 +376,10 @@ class ElasticLoop:
         batch = self._shards.batch(position, view)
         held = batch.held_by(view.rank, view.size)
         self._count_iterations()
-        is_due = self._is_comparison_due
-        compares_all = self._settings.mode != "fast" and is_due
-        is_compared = compares_all or (self._settings.mode != "fast" and self._new_members.takes_part(view))
-        self._watch.begin_iteration(is_compared=compares_all)
+        is_due, has_same_bits = self._is_comparison_due, self._settings.mode != "fast"
+        are_all_compared = has_same_bits and is_due
+        is_compared = has_same_bits and (is_due or self._new_members.takes_part(view))
+        self._watch.begin_iteration(is_compared=are_all_compared)
         self._buffers.begin_iteration(compares_values=is_due or view.workers != self._last_members)
         self._open = iteration = Iteration(
             self.iteration,
@@ -428,7 +429,7 @@ class ElasticLoop:
             raise UsageError(
                 "the body of the loop ended without iteration.exchange(): call it once, after the last shard"
             )
-        self._watch.buffers.check(compares_caches=compares_all)
+        self._watch.buffers.check(compares_caches=are_all_compared)
         self._watch.body.end_iteration(ends_epoch=iteration.ends_epoch)
         if iteration.norms:
             self._noise.add(iteration.norms, num_samples=iteration.num_samples, num_shards=iteration.num_computed)

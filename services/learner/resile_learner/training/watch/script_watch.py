@@ -22,8 +22,8 @@ from .optimizer_watch import OptimizerWatch, watch_other_optimizers
 from .scaler_watch import watch_scalers
 from .schedules import check_schedules
 
-_OBSERVED_ITERATIONS = 4
-"""After so many iterations of a worker, nothing is observed any more that shows at the beginning."""
+_LONGEST_WATCH = 4
+"""The first iterations of a worker in which one of the watches observes something."""
 
 
 class ScriptWatch:
@@ -73,7 +73,7 @@ class ScriptWatch:
 
     def rely_on_members(self) -> None:
         """As a joiner: what is observed in a worker's first iterations, the members have observed in theirs."""
-        self._num_begun = _OBSERVED_ITERATIONS
+        self._num_begun = _LONGEST_WATCH
 
     def check_unchanged(self, *, epochs: int, iteration: int, iterations_total: int) -> None:
         """Refuse what a joining worker could not know, and schedules that count other steps than they get."""
