@@ -21,6 +21,8 @@ PYTEST_ARGS ?=
 # that the longest files of test-long do not come last.
 PYTEST := $(BIN)/python -m pytest
 IN_PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+# To collect all tests takes each process half a minute: only files that have such tests are collected.
+MARKED = $(if $(findstring tests/,$(PYTEST_ARGS)),,$(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests | sort))
 BENCH_ARGS ?= --quick
 SCREENSHOTS ?= build/screenshots
 CHAOS_ARGS ?= --minutes 10
@@ -33,7 +35,10 @@ CANDIDATES := python3 python3.13 python3.12 python3.11 python3.14 python
 PYTHON ?= $(shell for python in $(CANDIDATES); do \
 	if $$python -c '$(NEW_ENOUGH)' 2>/dev/null; then command -v $$python; break; fi; done)
 
-.PHONY: install demo test test-long test-quick test-gpu lint screenshots bench chaos chaos-wrong chaos-nightly compare nightly fuzz world mutants holes soak clean
+# Tests start thousands of processes, which all import our modules: each would compile them anew without .pyc files.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: install demo test test-long test-nightly test-quick test-gpu lint screenshots bench chaos chaos-wrong chaos-nightly compare nightly fuzz world mutants holes soak clean
 
 # In .venv/installed is what TORCH_ARGS was: pip keeps a torch that is there, whatever build of it is asked for.
 define CHECK_TORCH
@@ -49,15 +54,15 @@ demo: $(STAMP)
 	$(BIN)/resile demo
 
 test: $(STAMP)
-	$(PYTEST) $(IN_PARALLEL) -m 'not long' $(PYTEST_ARGS)
+	$(PYTEST) $(IN_PARALLEL) -m 'not long and not nightly' $(PYTEST_ARGS)
 
 # Status 5, no tests collected: PYTEST_ARGS may select tests of one part alone.
 test-long: $(STAMP)
-	$(PYTEST) $(IN_PARALLEL) -m 'long and not alone' $(PYTEST_ARGS) || [ $$? -eq 5 ]
-	$(PYTEST) -m 'long and alone' $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(PYTEST) $(IN_PARALLEL) -m 'long and not alone' $(call MARKED,long) $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(PYTEST) -m 'long and alone' $(call MARKED,alone) $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 test-quick: $(STAMP)
-	$(PYTEST) $(IN_PARALLEL) -m 'not long' --ignore=tests/system $(PYTEST_ARGS)
+	$(PYTEST) $(IN_PARALLEL) -m 'not long and not nightly' --ignore=tests/system $(PYTEST_ARGS)
 
 # A checklist for a machine with GPUs; it prints a report to attach to an issue. GPU_ARGS=--dry-run: on any machine.
 test-gpu: $(STAMP)
@@ -85,7 +90,10 @@ bench: $(STAMP)
 compare: $(STAMP)
 	$(BIN)/python bench/compare.py $(COMPARE_ARGS)
 
-nightly: chaos-nightly compare
+test-nightly: $(STAMP)
+	$(PYTEST) $(IN_PARALLEL) -m nightly $(call MARKED,nightly) $(PYTEST_ARGS)
+
+nightly: test-nightly chaos-nightly compare
 
 mutants: $(STAMP)
 	$(BIN)/python -m tests.world.mutants

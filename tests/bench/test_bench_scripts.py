@@ -1,4 +1,4 @@
-"""Every benchmark runs: each is tried in its tiny form, whose numbers mean nothing."""
+"""Every benchmark runs: each is tried in its tiny form, whose numbers mean nothing; and no event costs too much."""
 
 import re
 import subprocess
@@ -37,8 +37,6 @@ RESULT_LINES = {
     "steady.py": (r"DDP \(gloo\) +[\d.]+ ", r"Resile, default V +[\d.]+ "),
 }
 
-pytestmark = pytest.mark.long
-
 
 def run(script: str, option: str) -> str:
     done = subprocess.run([sys.executable, BENCH / script, option], capture_output=True, text=True, check=False)
@@ -46,6 +44,7 @@ def run(script: str, option: str) -> str:
     return done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("script", RESULT_LINES)
 def test_a_benchmark_prints_its_results(script: str) -> None:
     out = run(script, "--tiny")
@@ -60,8 +59,11 @@ def test_all_benchmarks_are_tried() -> None:
     }
 
 
-def test_what_peers_of_resile_run_can_be_imported() -> None:
-    assert "--by" in run("recovered.py", "--help")
+@pytest.mark.long
+@pytest.mark.parametrize("script", [*RESULT_LINES, "recovered.py"])
+def test_a_benchmark_can_be_imported(script: str) -> None:
+    """And what it imports of peers."""
+    assert f"usage: {script}" in run(script, "--help")
 
 
 def costs(*options: str) -> subprocess.CompletedProcess[str]:
@@ -69,6 +71,7 @@ def costs(*options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.long
 def test_no_event_costs_more_than_is_allowed() -> None:
     done = costs()
     assert done.returncode == 0, done.stdout + done.stderr
@@ -76,6 +79,7 @@ def test_no_event_costs_more_than_is_allowed() -> None:
         assert re.search(line, done.stdout), done.stdout
 
 
+@pytest.mark.long
 def test_what_is_done_too_much_is_noticed() -> None:
     """A message in each iteration, a wait for the disk and a copy of the state at each change."""
     done = costs("--mutants", "message", "disk", "copy")

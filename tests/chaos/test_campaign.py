@@ -15,7 +15,6 @@ import pytest
 SCRIPT = Path(__file__).with_name("scripts") / "attacked.py"
 SEED = 11
 
-pytestmark = pytest.mark.long
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
@@ -55,8 +54,11 @@ def assert_nothing_is_left(temporary: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_a_pool_under_random_attacks_keeps_its_promises(start: Start, temporary: Path) -> None:
-    process = start("--minutes", 1.5)
+@pytest.mark.parametrize(
+    "minutes", [pytest.param(0.2, marks=pytest.mark.long), pytest.param(1.5, marks=pytest.mark.nightly)]
+)
+def test_a_pool_under_random_attacks_keeps_its_promises(start: Start, temporary: Path, minutes: float) -> None:
+    process = start("--minutes", minutes)
     out, err = process.communicate(timeout=500)
     found = json.loads(out)
     assert found["faults"] == [], err
@@ -67,6 +69,7 @@ def test_a_pool_under_random_attacks_keeps_its_promises(start: Start, temporary:
     assert_nothing_is_left(temporary)
 
 
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_requests_at_bad_moments_and_a_second_scheduler_keep_the_promises(start: Start, temporary: Path) -> None:
     only = ("pause job", "stop job", "priority job", "drain host", "duplicate scheduler")
@@ -78,6 +81,7 @@ def test_requests_at_bad_moments_and_a_second_scheduler_keep_the_promises(start:
     assert_nothing_is_left(temporary)
 
 
+@pytest.mark.long
 def test_a_campaign_that_is_told_to_end_takes_its_pool_with_it(start: Start, temporary: Path) -> None:
     process = start("--minutes", 10)
     assert process.stderr is not None

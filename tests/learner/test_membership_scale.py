@@ -137,7 +137,7 @@ def test_messages_between_workers_are_linear_in_their_number(change: Change) -> 
         assert num_bytes <= BYTES_PER_WORKER * size + orders_lacking(change) * order_bytes(size)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("change", "size"),

@@ -101,7 +101,7 @@ async def test_a_record_that_cannot_be_read_costs_its_job_alone(house: House) ->
         assert isinstance(await house.ask(JobPriority(job_id="job-2", priority=1)), Refused)
 
 
-@pytest.mark.parametrize("num_jobs", [30, pytest.param(300, marks=[pytest.mark.long, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("num_jobs", [30, pytest.param(300, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])])
 async def test_the_bytes_of_the_bus_do_not_grow_with_the_jobs_that_ended(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, num_jobs: int
 ) -> None:

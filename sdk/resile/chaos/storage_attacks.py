@@ -10,7 +10,6 @@ from urllib.parse import unquote, urlsplit
 from pydantic import ValidationError
 
 from resile_learner.checkpoint.manifest import FOLDER, CheckpointId, Manifest, PartInfo, manifest_key, part_key
-from resile_learner.checkpoint.store import CheckpointStore
 from resile_shared.errors import UsageError
 from resile_shared.storage.objects import MissingObjectError, ObjectStorage
 
@@ -85,6 +84,8 @@ class Checkpoints:
 
     def _intact(self) -> list[Manifest]:
         """Return the checkpoints that could be loaded, newest first."""
+        from resile_learner.checkpoint.store import CheckpointStore  # imports torch, which takes seconds
+
         complete = CheckpointStore(self._objects.url).complete()
         return [manifest for one in complete if (manifest := self._manifest(one.name)) and self._is_intact(manifest)]
 
