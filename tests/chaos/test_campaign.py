@@ -14,6 +14,7 @@ import pytest
 
 SCRIPT = Path(__file__).with_name("scripts") / "attacked.py"
 SEED = 11
+SMALL = ("--minutes", 0.2, "--hosts", 2, "--slots", 1, "--", "--epochs", 10)
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -55,10 +56,16 @@ def assert_nothing_is_left(temporary: Path) -> None:
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "minutes", [pytest.param(0.2, marks=pytest.mark.long), pytest.param(1.5, marks=pytest.mark.nightly)]
+    "options",
+    [
+        pytest.param(SMALL, marks=pytest.mark.long, id="small"),
+        pytest.param(("--minutes", 1.5), marks=pytest.mark.nightly, id="whole"),
+    ],
 )
-def test_a_pool_under_random_attacks_keeps_its_promises(start: Start, temporary: Path, minutes: float) -> None:
-    process = start("--minutes", minutes)
+def test_a_pool_under_random_attacks_keeps_its_promises(
+    start: Start, temporary: Path, options: tuple[object, ...]
+) -> None:
+    process = start(*options)
     out, err = process.communicate(timeout=500)
     found = json.loads(out)
     assert found["faults"] == [], err

@@ -75,7 +75,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpPool]:
 
 @pytest.mark.long
 def test_one_attack_after_the_other_tells_how_long_the_pool_took_to_recover(pool: UpPool) -> None:
-    job = pool.submit(SCRIPT, "--", "--epochs", 400)
+    job = pool.submit(SCRIPT, "--", "--epochs", 400, "--pause", 0.05)
     pool.becomes(job, lambda view: view["checkpoint"], seconds=120)
     for words, parts in [
         (("kill", "worker", job), {job}),
@@ -102,7 +102,7 @@ def test_one_attack_after_the_other_tells_how_long_the_pool_took_to_recover(pool
 def test_an_object_store_is_frozen_and_killed_and_checkpoints_come_again(tmp_path: Path, s3: S3Server) -> None:
     options = ("--slots", 1, "--storage", s3.url + "/pool", "--open-to-chaos")
     with pool_up(tmp_path / "home", *options) as pool:
-        job = pool.submit(SCRIPT, "--", "--epochs", 1000)
+        job = pool.submit(SCRIPT, "--", "--epochs", 1000, "--pause", 0.05)
         pool.becomes(job, lambda view: view["checkpoint"], seconds=120)
         attack = ("object-store", job, "--object-store-pid", s3.pid)
         assert pool.ask("chaos", "freeze", *attack, "--seconds", 1)["recovered"][f"checkpoint of {job}"] is not None
