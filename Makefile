@@ -58,8 +58,8 @@ test: $(STAMP)
 
 # Status 5, no tests collected: PYTEST_ARGS may select tests of one part alone.
 test-long: $(STAMP)
-	$(PYTEST) $(IN_PARALLEL) -m 'long and not alone' $(call MARKED,long) $(PYTEST_ARGS) || [ $$? -eq 5 ]
-	$(PYTEST) -m 'long and alone' $(call MARKED,alone) $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(PYTEST) $(IN_PARALLEL) -m 'long and not alone and not nightly' $(call MARKED,long) $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(PYTEST) -m 'long and alone and not nightly' $(call MARKED,alone) $(PYTEST_ARGS) || [ $$? -eq 5 ]
 
 test-quick: $(STAMP)
 	$(PYTEST) $(IN_PARALLEL) -m 'not long and not nightly' --ignore=tests/system $(PYTEST_ARGS)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(600)
 def test_the_demo_tells_its_story_and_finds_the_same_bits(tmp_path: Path) -> None:
     picture = tmp_path / "demo.png"

@@ -59,7 +59,10 @@ def complete(home: Path, jobs: list[str], sha256: str, *options: object) -> list
     return views
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, id="SIGINT"), pytest.param(signal.SIGTERM, marks=pytest.mark.nightly, id="SIGTERM")],
+)
 def test_jobs_that_span_two_hosts_are_saved_before_anything_stops(
     number: signal.Signals, tmp_path: Path, train: Path, undisturbed: str
 ) -> None:
@@ -112,7 +115,14 @@ def until_running(agents: list[int], *, num_workers: int) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize("module", ["resile_scheduler", "resile_monitor", "nats-server"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "nats-server",
+        pytest.param("resile_scheduler", marks=pytest.mark.nightly),
+        pytest.param("resile_monitor", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_service_that_restarts_just_then_costs_time_alone(
     module: str, tmp_path: Path, train: Path, undisturbed: str
 ) -> None:
@@ -126,7 +136,10 @@ def test_a_service_that_restarts_just_then_costs_time_alone(
         saved_at(view)
 
 
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["frozen", "lost"])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGSTOP, id="frozen"), pytest.param(signal.SIGKILL, marks=pytest.mark.nightly, id="lost")],
+)
 def test_a_host_that_is_frozen_or_lost_does_not_keep_the_others_from_saving(
     number: signal.Signals, tmp_path: Path, train: Path, undisturbed: str
 ) -> None:

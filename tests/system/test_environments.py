@@ -95,6 +95,7 @@ def test_a_package_that_is_nowhere_fails_its_job_with_one_clear_line_before_it_h
         assert "allocation" not in {item["kind"] for item in history}
 
 
+@pytest.mark.nightly
 def test_another_job_keeps_all_slots_while_an_environment_is_built(slow: Slow, tmp_path: Path) -> None:
     with pool_up(tmp_path / "home", "--hosts", 2, "--slots", 2) as pool:
         (tmp_path / "code" / "other.py").write_text(TRAIN)
@@ -115,6 +116,7 @@ def test_another_job_keeps_all_slots_while_an_environment_is_built(slow: Slow, t
         assert pool.run("stop", other).status == 0
 
 
+@pytest.mark.nightly
 def test_an_agent_that_is_killed_in_mid_build_begins_again(slow: Slow, tmp_path: Path) -> None:
     with pool_up(tmp_path / "home", "--hosts", 1, "--slots", 1) as pool:
         job = pool.submit(slow.script, "--with", "slow", "--", "--epochs", 1)
@@ -124,6 +126,7 @@ def test_an_agent_that_is_killed_in_mid_build_begins_again(slow: Slow, tmp_path:
         assert pool.completed(job)["params_sha256"]
 
 
+@pytest.mark.nightly
 def test_a_pip_that_is_killed_in_mid_build_is_begun_again(slow: Slow, tmp_path: Path) -> None:
     with pool_up(tmp_path / "home", "--hosts", 1, "--slots", 1) as pool:
         job = pool.submit(slow.script, "--with", "slow", "--", "--epochs", 1)

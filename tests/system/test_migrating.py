@@ -51,6 +51,7 @@ def test_every_script_has_its_table() -> None:
     assert {Path(script).name for script in TABLES} == {file.name for file in (SCRIPTS / "migrating").glob("*.py")}
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("script", sorted(TABLES))
 def test_a_script_runs_before_it_is_migrated(script: str, tmp_path: Path) -> None:
     uses_torchrun = "torch.distributed" in (ROOT / script).read_text()
