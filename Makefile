@@ -25,6 +25,7 @@ IN_PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
 MARKED = $(if $(findstring tests/,$(PYTEST_ARGS)),,$(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests | sort))
 BENCH_ARGS ?= --quick
 SCREENSHOTS ?= build/screenshots
+DURATIONS := $(CURDIR)/build/durations
 CHAOS_ARGS ?= --minutes 10
 FUZZ_SECONDS ?= 120
 CAMPAIGN := $(BIN)/resile chaos campaign --own-pool tests/chaos/scripts/attacked.py
@@ -38,7 +39,7 @@ PYTHON ?= $(shell for python in $(CANDIDATES); do \
 # Tests start thousands of processes, which all import our modules: each would compile them anew without .pyc files.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install demo test test-long test-nightly test-quick test-gpu lint screenshots bench chaos chaos-wrong chaos-nightly compare nightly fuzz world mutants holes soak clean
+.PHONY: install demo test test-long test-nightly durations test-quick test-gpu lint screenshots bench chaos chaos-wrong chaos-nightly compare nightly fuzz world mutants holes soak clean
 
 # In .venv/installed is what TORCH_ARGS was: pip keeps a torch that is there, whatever build of it is asked for.
 define CHECK_TORCH
@@ -60,6 +61,12 @@ test: $(STAMP)
 test-long: $(STAMP)
 	$(PYTEST) $(IN_PARALLEL) -m 'long and not alone and not nightly' $(call MARKED,long) $(PYTEST_ARGS) || [ $$? -eq 5 ]
 	$(PYTEST) -m 'long and alone and not nightly' $(call MARKED,alone) $(PYTEST_ARGS) || [ $$? -eq 5 ]
+
+# In tests/durations.md: how long each file of tests takes, in time and in processor time.
+durations: $(STAMP)
+	mkdir -p build && rm -f $(DURATIONS)
+	RESILE_TEST_DURATIONS=$(DURATIONS) $(MAKE) --keep-going test test-long PYTEST_ARGS='-p tests.durations'
+	$(BIN)/python -m tests.durations $(DURATIONS) > tests/durations.md
 
 test-quick: $(STAMP)
 	$(PYTEST) $(IN_PARALLEL) -m 'not long and not nightly' --ignore=tests/system $(PYTEST_ARGS)

@@ -11,21 +11,22 @@ from .conftest import TRAIN
 from .running import Outcome, command
 from .test_kills import workers
 
-NUM_WORKERS = 64
+pytestmark = pytest.mark.long
 
 
-@pytest.mark.long
 @pytest.mark.timeout(900)
-def test_sixty_four_workers_shrink_grow_and_lose_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [16, pytest.param(64, marks=pytest.mark.nightly)])
+def test_many_workers_shrink_grow_and_lose_one(number: int, tmp_path: Path) -> None:
+    fewer = number * 5 // 8
     script = tmp_path / "train.py"
-    script.write_text(TRAIN.replace("batch_size=48", f"batch_size={NUM_WORKERS}"))
+    script.write_text(TRAIN.replace("batch_size=48", f"batch_size={number}"))
     process = subprocess.Popen(
         command(
             script,
             "--plan",
-            f"0:{NUM_WORKERS},6:40,12:{NUM_WORKERS}",
+            f"0:{number},6:{fewer},12:{number}",
             home=tmp_path / "home",
-            args=("--shards", str(NUM_WORKERS), "--epochs", "6", "--pause", "0.05"),
+            args=("--shards", str(number), "--epochs", "6", "--pause", "0.05"),
         ),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -36,8 +37,8 @@ def test_sixty_four_workers_shrink_grow_and_lose_one(tmp_path: Path) -> None:
     has_killed = False
     try:
         for line in process.stderr:
-            if f"40 -> {NUM_WORKERS} workers" in line:
-                os.kill(workers(process.pid)[NUM_WORKERS // 2], 9)
+            if f"{fewer} -> {number} workers" in line:
+                os.kill(workers(process.pid)[number // 2], 9)
                 has_killed = True
         out = process.stdout.read()
         outcome = Outcome(process.wait(60), json.loads(out) if out.strip() else {}, "")
@@ -46,4 +47,4 @@ def test_sixty_four_workers_shrink_grow_and_lose_one(tmp_path: Path) -> None:
         process.communicate()
     assert has_killed
     outcome.assert_every_sample_once(epochs=6)
-    assert [size for _, size in outcome.sizes][:4] == [NUM_WORKERS, 40, NUM_WORKERS, NUM_WORKERS - 1]
+    assert [size for _, size in outcome.sizes][:4] == [number, fewer, number, number - 1]

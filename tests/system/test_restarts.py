@@ -1,4 +1,4 @@
-"""The bus and the scheduler are killed fifty times while jobs train and change: jobs go on, and nothing is doubled."""
+"""The bus and the scheduler are killed again and again while jobs train: jobs go on, and nothing is doubled."""
 
 import asyncio
 import hashlib
@@ -25,8 +25,10 @@ from resile_shared.testing.waiting import until
 from .paced import CALLBACK, Pace
 from .running import plain
 
-NUM_RESTARTS = 50
 SEED = 1
+TIMES = [10, pytest.param(50, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])]
+
+pytestmark = pytest.mark.long
 
 SCRIPT = f"""
 import argparse
@@ -137,8 +139,8 @@ async def agent(*flags: str) -> AsyncIterator[None]:
         await process.wait()
 
 
-async def under_restarts(folder: Path, restart: Callable[[House], Awaitable[None]]) -> None:
-    """Restart something again and again while two jobs train and change; look whether all is well in the end."""
+async def under_restarts(folder: Path, number: int, restart: Callable[[House], Awaitable[None]]) -> None:
+    """Restart something so many times while two jobs train and change; look whether all is well in the end."""
     script = folder / "train.py"
     script.write_text(SCRIPT)
     wanted = plain(script)
@@ -147,7 +149,7 @@ async def under_restarts(folder: Path, restart: Callable[[House], Awaitable[None
     async with house(folder) as pool:
         jobs = [await pool.submit(script, "--pace", str(pace.file)) for _ in range(2)]
         await until(lambda: all(pool.is_(job, JobState.RUNNING) for job in jobs), seconds=60.0)
-        for _ in range(NUM_RESTARTS):
+        for _ in range(number):
             changing = asyncio.create_task(pool.change(jobs[0]))
             await asyncio.sleep(moments.uniform(0.0, 0.2))  # any moment of it is right
             await restart(pool)
@@ -164,22 +166,20 @@ async def under_restarts(folder: Path, restart: Callable[[House], Awaitable[None
             assert kinds.count("accepted") == kinds.count("completed") == 1
             assert not set(kinds) & {"failed", "recovering"}
         changed = await check_history(pool.pool, pool.records[jobs[0]])
-        assert [item.kind for item in changed].count("priority") == NUM_RESTARTS
+        assert [item.kind for item in changed].count("priority") == number
 
 
-@pytest.mark.long
-@pytest.mark.timeout(300)
-async def test_jobs_go_on_while_the_bus_is_killed_fifty_times(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", TIMES)
+async def test_jobs_go_on_while_the_bus_is_killed(number: int, tmp_path: Path) -> None:
     async def crash(pool: House) -> None:
         await pool.pool.crash()
 
-    await under_restarts(tmp_path, crash)
+    await under_restarts(tmp_path, number, crash)
 
 
-@pytest.mark.long
-@pytest.mark.timeout(300)
-async def test_jobs_go_on_while_the_scheduler_is_killed_fifty_times(tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", TIMES)
+async def test_jobs_go_on_while_the_scheduler_is_killed(number: int, tmp_path: Path) -> None:
     async def kill(pool: House) -> None:
         await pool.scheduler.crash()
 
-    await under_restarts(tmp_path, kill)
+    await under_restarts(tmp_path, number, kill)

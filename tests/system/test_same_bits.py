@@ -25,7 +25,14 @@ def test_workers_whose_number_does_not_change_give_the_bits_of_the_plain_script(
     outcome.assert_every_sample_once(epochs=6)
 
 
-@pytest.mark.parametrize("plan", ["0:1,20:3,50:8,90:2", "0:5,15:1,40:4", "0:2,10:7,25:3,60:12,100:1"])
+@pytest.mark.parametrize(
+    "plan",
+    [
+        pytest.param("0:1,20:3,50:8,90:2", marks=pytest.mark.nightly),
+        pytest.param("0:5,15:1,40:4", marks=pytest.mark.nightly),
+        "0:2,10:7,25:3,60:12,100:1",
+    ],
+)
 def test_any_plan_gives_the_same_bits_and_uses_every_sample_once(sha: str, plan: str, tmp_path: Path) -> None:
     outcome = run(SCRIPT, "--plan", plan, home=tmp_path)
     assert outcome.sha == sha

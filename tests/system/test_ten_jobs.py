@@ -92,7 +92,7 @@ def pool(tmp_path: Path) -> Iterator[UpPool]:
         yield pool
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 async def test_ten_jobs_share_by_the_policy_and_no_slot_is_held_twice(pool: UpPool, tmp_path: Path) -> None:
     chance = random.Random(1)
