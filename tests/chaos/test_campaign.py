@@ -54,7 +54,6 @@ def assert_nothing_is_left(temporary: Path) -> None:
     assert not psutil.Process().children(recursive=True)
 
 
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "options",
     [
@@ -77,7 +76,6 @@ def test_a_pool_under_random_attacks_keeps_its_promises(
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
 def test_requests_at_bad_moments_and_a_second_scheduler_keep_the_promises(start: Start, temporary: Path) -> None:
     only = ("pause job", "stop job", "priority job", "drain host", "duplicate scheduler")
     process = start("--minutes", 0.7, *(word for attack in only for word in ("--only", attack)))

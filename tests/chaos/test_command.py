@@ -12,6 +12,7 @@ import pytest
 from resile.cli import main
 from resile_shared.testing.fixtures import s3
 from resile_shared.testing.s3 import S3Server
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 from ..system.pools import UpPool, pool_up
 
@@ -76,7 +77,7 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpPool]:
 @pytest.mark.long
 def test_one_attack_after_the_other_tells_how_long_the_pool_took_to_recover(pool: UpPool) -> None:
     job = pool.submit(SCRIPT, "--", "--epochs", 400, "--pause", 0.05)
-    pool.becomes(job, lambda view: view["checkpoint"], seconds=120)
+    pool.becomes(job, lambda view: view["checkpoint"])
     for words, parts in [
         (("kill", "worker", job), {job}),
         (("freeze", "worker", job, "--seconds", 1), {job}),
@@ -85,11 +86,11 @@ def test_one_attack_after_the_other_tells_how_long_the_pool_took_to_recover(pool
         (("kill", "agent", "host-2"), {job, "host-2"}),
         (("kill", "bus"), {"bus"}),
     ]:
-        pool.becomes(job, lambda view: view["workers"] == 2, seconds=120)
+        pool.becomes(job, lambda view: view["workers"] == 2)
         told = pool.ask("chaos", *words)
         assert told["recovered"].keys() >= parts, told
         assert all(seconds is not None for seconds in told["recovered"].values()), told
-    pool.becomes(job, lambda view: view["workers"] == 2, seconds=120)
+    pool.becomes(job, lambda view: view["workers"] == 2)
     number = int(pool.ask("chaos", "kill", "worker", job)["target"].partition("/")[2])
     gone = pool.run("chaos", "kill", "worker", f"{job}/{number}")
     assert gone.status == 1
@@ -103,7 +104,7 @@ def test_an_object_store_is_frozen_and_killed_and_checkpoints_come_again(tmp_pat
     options = ("--slots", 1, "--storage", s3.url + "/pool", "--open-to-chaos")
     with pool_up(tmp_path / "home", *options) as pool:
         job = pool.submit(SCRIPT, "--", "--epochs", 1000, "--pause", 0.05)
-        pool.becomes(job, lambda view: view["checkpoint"], seconds=120)
+        pool.becomes(job, lambda view: view["checkpoint"])
         attack = ("object-store", job, "--object-store-pid", s3.pid)
         assert pool.ask("chaos", "freeze", *attack, "--seconds", 1)["recovered"][f"checkpoint of {job}"] is not None
         with ThreadPoolExecutor() as elsewhere:  # the server would die with a thread that starts it
@@ -119,7 +120,7 @@ def test_an_object_store_is_frozen_and_killed_and_checkpoints_come_again(tmp_pat
 
 def wait_for_end(server: S3Server) -> None:
     """Return when the server is gone."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while server.running:
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -12,6 +12,7 @@ import pytest
 
 from resile.chaos.attacks import AttackKind
 from resile.chaos.lasting_attack import LastingAttack
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 FOR_EVER = 3600.0
 IS_SLEEPING = (psutil.STATUS_SLEEPING, psutil.STATUS_RUNNING)
@@ -57,7 +58,7 @@ def state(pid: int) -> str:
 
 
 def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)

@@ -34,12 +34,13 @@ from resile_shared.messages.pool import PoolSettings
 from resile_shared.messages.reports import Report
 from resile_shared.pool_settings import store_pool_settings
 from resile_shared.testing.fixtures import Pool
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 from resile_shared.version import VERSION
 
 HOST = "host-1"
 
 
-async def until(condition: Callable[[], object], *, seconds: float = 90.0) -> None:
+async def until(condition: Callable[[], object], *, seconds: float = PATIENCE_SECONDS) -> None:
     """Wait for something that another process brings about."""
     deadline = time.monotonic() + seconds
     while not condition():

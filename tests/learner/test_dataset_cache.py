@@ -19,7 +19,7 @@ from resile_learner.preparation import lock_folder
 from resile_shared.storage import dataset_sources
 from resile_shared.storage.dataset_sources import Listing, list_source
 from resile_shared.storage.objects import ObjectStorage, StorageError
-from resile_shared.testing.waiting import until
+from resile_shared.testing.waiting import PATIENCE_SECONDS, until
 
 from .dataset_host import Host
 
@@ -172,7 +172,7 @@ async def test_fetches_use_no_threads_that_others_need(host: Host, tmp_path: Pat
     others = asyncio.create_task(asyncio.to_thread(blocking.wait))
     await asyncio.sleep(0)
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             assert await jobs.get("job-1", 1, [few], storage=storage, mounts=mounts, on_line=host.lines.append)
     finally:
         blocking.set()

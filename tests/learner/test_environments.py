@@ -14,7 +14,7 @@ import pytest
 from resile_learner import environments as module
 from resile_learner.agent.environments import JobEnvironments
 from resile_learner.environments import Environment, EnvironmentFailed, Environments, in_use
-from resile_shared.testing.waiting import block_until, until
+from resile_shared.testing.waiting import PATIENCE_SECONDS, block_until, until
 
 from .wheels import add_slow_source, add_source_with_daemon, add_wheel, offline
 
@@ -150,7 +150,7 @@ async def test_a_build_whose_process_was_killed_is_begun_again(host: Host, tmp_p
 async def test_what_a_build_has_started_ends_with_it(host: Host, tmp_path: Path) -> None:
     add_wheel(tmp_path / "built", "server", "1.0")
     add_source_with_daemon(host.wheels, "server", started=tmp_path / "started")
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         environment = await host.get("server")
     assert not psutil.pid_exists(int((tmp_path / "started").read_text()))
     assert imported(environment, "import server; print(server.version)") == "1.0"

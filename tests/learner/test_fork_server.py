@@ -12,6 +12,7 @@ import pytest
 
 from resile_learner.messages import WorkerConfig
 from resile_learner.processes.client import ForkServerClient
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 AGENT = """
 import asyncio, os, signal, sys
@@ -54,7 +55,7 @@ def read_pids(agent: "subprocess.Popen[str]") -> tuple[list[int], str]:
 
 
 def all_gone(pids: list[int]) -> bool:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while any(psutil.pid_exists(pid) for pid in pids):
         if time.monotonic() > deadline:
             return False

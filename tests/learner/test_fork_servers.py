@@ -14,7 +14,7 @@ from resile_learner.messages import WorkerConfig
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
 from resile_learner.processes.fork_servers import KEEP_IDLE, ForkServers, ForkServersClosed
 from resile_learner.processes.protocol import TemplateContent, TemplateExited, TemplateLoaded
-from resile_shared.testing.waiting import until
+from resile_shared.testing.waiting import PATIENCE_SECONDS, until
 
 from .template_modules import write_modules
 
@@ -81,7 +81,7 @@ async def test_the_least_recently_used_that_nobody_uses_is_closed(host: Host) ->
     used = [await host.get(number) for number in range(KEEP_IDLE)]
     assert await host.get(0) is used[0]
     await host.get(KEEP_IDLE)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await used[1].ended()
     assert await host.get(0) is used[0]
     assert await host.get(1) is not used[1]
@@ -120,7 +120,7 @@ async def test_a_fork_server_with_a_template_is_in_use(host: Host) -> None:
     reports = await host.prepare(used[0])
     for number in range(2, KEEP_IDLE + 2):
         await host.get(number)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await used[1].ended()
     assert await host.get(0) is used[0]
     assert not any(isinstance(report, TemplateExited) for report in reports)
@@ -146,7 +146,7 @@ async def test_nobody_waits_for_an_idle_fork_server_to_be_closed(host: Host, mon
 
     monkeypatch.setattr(ForkServerClient, "close", close_slowly)
     try:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             servers = [await host.get(number) for number in range(KEEP_IDLE + 1)]
             again = await host.get(0)
     finally:

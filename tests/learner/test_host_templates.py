@@ -35,7 +35,7 @@ from resile_shared.bus.subjects import HEARTBEATS, JOBS
 from resile_shared.messages.hosts import Heartbeat, HostHello, Slot
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import until
+from resile_shared.testing.waiting import PATIENCE_SECONDS, until
 
 from .template_modules import write_modules
 from .test_packages import Shop, file
@@ -203,7 +203,7 @@ async def test_heartbeats_go_on_while_a_template_waits_for_its_fork_server(
     incarnation = AgentIncarnation(bus, hello, context, servers, AgentMetrics(NoOpMeter("resile")))
     running = asyncio.create_task(incarnation.run())
     choosing = asyncio.create_task(incarnation._templates.choose(CONFIG, imports(tmp_path, "/environment")))
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await servers.asked.wait()
         num_beats = len(beats)
         await until(lambda: len(beats) > num_beats + 1 or running.done())

@@ -138,7 +138,6 @@ def test_messages_between_workers_are_linear_in_their_number(change: Change) -> 
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("change", "size"),
     [(shrinks, 1000), (recovers, 1000), (grows, 400), (shrinks_while_an_agent_is_cut_off, 400)],  # the others take long

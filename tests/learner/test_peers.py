@@ -13,7 +13,7 @@ from resile_learner.membership.machine import Membership
 from resile_learner.messages import Member, Order, WorkerConfig
 from resile_learner.worker import links
 from resile_learner.worker.peers import PeerConnections
-from resile_shared.testing.waiting import until
+from resile_shared.testing.waiting import PATIENCE_SECONDS, until
 
 
 class Worker:
@@ -90,7 +90,7 @@ async def test_a_control_connection_that_breaks_before_there_is_one_for_data_is_
         Member(worker=1, host="127.0.0.1", port=1),
     )
     order = Order(job="j", generation=1, members=members, secret="s", cold_start=True)
-    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
+    async with asyncio.timeout(PATIENCE_SECONDS), asyncio.TaskGroup() as tasks:
         acceptor, dialer = Worker(0, tasks), Worker(1, tasks)
         accepting = tasks.create_task(acceptor.peers.accept_all(listener))
         acceptor.peers.on_order(order)

@@ -31,6 +31,7 @@ from resile_learner.processes.exits import classify
 from resile_learner.processes.worker_process import MalformedMessageError, WorkerProcess
 from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import WorkerExit
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 Start = Callable[..., Any]
 
@@ -86,7 +87,7 @@ async def stage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterato
 
 async def until(condition: Callable[[], bool]) -> None:
     """Wait for something that another process brings about."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.01)
@@ -330,7 +331,7 @@ async def test_a_workers_process_id_is_known_before_its_first_message_is_handled
 
 def block_until_idle(fork_server: int) -> None:
     """Wait, without reading anything, until the fork server has reported the end of all its workers."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     process = psutil.Process(fork_server)
     while process.children() or process.status() != psutil.STATUS_SLEEPING:
         assert time.monotonic() < deadline

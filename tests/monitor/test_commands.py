@@ -24,6 +24,7 @@ from resile_shared.messages.jobs import JobSpec, JobState
 from resile_shared.messages.lease import Lease
 from resile_shared.messages.pool import PolicyRecord, TenantShare, TenantsRecord
 from resile_shared.policies import PolicyName
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 from .examples import PACKAGE, SPEC, host, job
 from .monitors import Monitor, Monitors, Scene
@@ -166,7 +167,7 @@ async def test_deleting_again_with_the_same_key_has_the_same_answer(monitors: Mo
 
 
 async def until_unknown(monitor: Monitor) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while (await monitor.get("/v1/jobs", JobList)).jobs:  # noqa: ASYNC110 - it is another process
             await asyncio.sleep(0.02)
 

@@ -5,8 +5,6 @@ import socket
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import pytest
-
 import resile_scheduler.service
 from resile.client import AsyncClient
 from resile.http_requests import Server
@@ -74,6 +72,5 @@ async def events(client: AsyncClient, job: str) -> list[tuple[int, str]]:
     return found
 
 
-@pytest.mark.timeout(300)
 async def test_a_crash_at_any_point_changes_nothing(tmp_path: Path) -> None:
     await crash_at("monitor", play, tmp_path)

@@ -12,6 +12,7 @@ from resile_shared.bus.subjects import CURVES, PROGRESS
 from resile_shared.http.api import CurvesView
 from resile_shared.messages.reports import Report
 from resile_shared.testing.fixtures import Pool
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 from .examples import job, progress, report
 from .monitors import Monitor, Monitors, Scene
@@ -26,7 +27,7 @@ async def train(scene: Scene, *iterations: int, **fields: Any) -> None:
 
 async def curves(monitor: Monitor, *, until: int) -> CurvesView:
     """Wait until a monitor has the point of that iteration."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             found = await monitor.get("/v1/jobs/job-1/curves", CurvesView)
             if found.training.iterations[-1:] == (until,):

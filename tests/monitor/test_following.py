@@ -12,7 +12,7 @@ from resile_shared.messages.jobs import JobEvent, JobRecord, JobState
 from resile_shared.messages.logs import LogLine, LogLines
 from resile_shared.messages.message import at
 from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import until
+from resile_shared.testing.waiting import PATIENCE_SECONDS, until
 
 from .examples import item, job, progress, report
 from .monitors import Event, Monitor, Monitors, Scene
@@ -43,7 +43,7 @@ async def say(scene: Scene, *texts: str, dropped: int = 0, name: str = "job-1") 
 
 async def take(monitor: Monitor, path: str, num: int, *, last: str | None = None) -> list[Event]:
     taken: list[Event] = []
-    async with asyncio.timeout(30), aclosing(monitor.events(path, last=last)) as events:
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(monitor.events(path, last=last)) as events:
         async for event in events:
             taken.append(event)
             if len(taken) == num:
@@ -100,7 +100,7 @@ async def test_a_log_ends_when_its_job_is_over_and_nobody_need_come_back(monitor
             async for event in events:
                 seen.append(event)  # noqa: PERF401 - it is looked at meanwhile
 
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         reading = asyncio.create_task(read())
         await until(lambda: len(seen) == 2)
         await scene.store_job(job().model_copy(update={"state": JobState.COMPLETED}))
@@ -120,7 +120,7 @@ async def test_what_is_followed_of_a_job_ends_after_the_event_that_ends_it(monit
     monitor = await monitors.start()
     path = "/v1/events?job=job-1&follow=1"
     async with (
-        asyncio.timeout(30),
+        asyncio.timeout(PATIENCE_SECONDS),
         monitor.http.get(path, headers={"Last-Event-ID": "events:0,reports:0,progress:0"}) as events,
         monitor.http.get("/v1/jobs/job-1/logs?follow=1", headers={"Last-Event-ID": "logs:1"}) as lines,
     ):
@@ -129,7 +129,7 @@ async def test_what_is_followed_of_a_job_ends_after_the_event_that_ends_it(monit
         assert b'"number":1' in await events.content.read()
         await lines.content.read()
     last = {"Last-Event-ID": "events:1,reports:0,progress:0"}
-    async with asyncio.timeout(30), monitor.http.get(path, headers=last) as answer:
+    async with asyncio.timeout(PATIENCE_SECONDS), monitor.http.get(path, headers=last) as answer:
         assert answer.status == 204
 
 
@@ -137,7 +137,7 @@ async def test_what_is_followed_of_a_job_ends_although_its_events_are_gone(monit
     await scene.store_job(job(state=JobState.STOPPED, ended=at(2.0)))
     await announce(scene, 1, name="job-2")
     monitor = await monitors.start()
-    async with asyncio.timeout(30), monitor.http.get("/v1/events?job=job-1&follow=1") as answer:
+    async with asyncio.timeout(PATIENCE_SECONDS), monitor.http.get("/v1/events?job=job-1&follow=1") as answer:
         await answer.content.read()
 
 
@@ -157,7 +157,7 @@ async def test_a_log_ends_when_its_job_is_deleted(monitors: Monitors, scene: Sce
     await scene.store_job(job())
     await say(scene, "one")
     monitor = await monitors.start()
-    async with asyncio.timeout(30), monitor.http.get("/v1/jobs/job-1/logs?follow=1") as answer:
+    async with asyncio.timeout(PATIENCE_SECONDS), monitor.http.get("/v1/jobs/job-1/logs?follow=1") as answer:
         await answer.content.readuntil(b"data: ")
         await scene.store_job(job(state=JobState.COMPLETED, is_deleted=True))
         await answer.content.read()
@@ -167,7 +167,7 @@ async def test_who_comes_back_is_told_that_the_bus_is_away(monitors: Monitors, s
     await scene.store_job(job(state=JobState.COMPLETED))
     monitor = await monitors.start()
     await pool.server.stop()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         problem = await monitor.problem("GET", "/v1/jobs/job-1/logs?follow=1", headers={"Last-Event-ID": "logs:0"})
     assert (problem.status, problem.detail) == (503, "the bus does not respond: try again")
 

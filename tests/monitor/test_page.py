@@ -25,7 +25,7 @@ from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobSta
 from resile_shared.messages.reports import Failed
 from resile_shared.policies import PolicyName
 from resile_shared.telemetry.traces import set_up_tracing, traced
-from resile_shared.testing.waiting import until
+from resile_shared.testing.waiting import PATIENCE_SECONDS, until
 
 from ..browser import browsing, needs_browser, tab
 from .examples import COMPLETED, READY, SPEC, beat, host, job, progress, report, with_history, worker
@@ -147,7 +147,7 @@ async def make_scene(scene: Scene) -> None:
 
 async def has_the_scene(monitor: Monitor) -> None:
     """Wait until the monitor has all of it, so that what its API says stays as it is."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             jobs, hosts = await monitor.get("/v1/jobs", JobList), await monitor.get("/v1/hosts", HostList)
             used = sum(slot.job is not None for view in hosts.hosts for slot in view.slots)

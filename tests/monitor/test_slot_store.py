@@ -25,6 +25,7 @@ from resile_shared.messages.message import at
 from resile_shared.messages.pool import PolicyEvent
 from resile_shared.policies import PolicyName
 from resile_shared.testing.fixtures import Pool
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 from .examples import job
 from .monitors import Monitor, Monitors, Scene
@@ -62,7 +63,7 @@ def held(view: SlotsView, name: str = "job-1") -> list[tuple[int, int]]:
 
 async def slots(monitor: Monitor, *, until: int) -> SlotsView:
     """Wait until a monitor has read the event of that sequence."""
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             view = await monitor.get("/v1/slots", SlotsView)
             if view.sequence >= until:
@@ -134,7 +135,7 @@ class Keeper:
         self.following = asyncio.create_task(self.store.follow())
 
     async def view(self, *, until: int, seconds: int = 86_400) -> SlotsView:
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             while True:
                 view = await self.store.view(seconds=seconds)
                 if view.sequence >= until:
@@ -320,7 +321,7 @@ async def test_events_of_an_older_store_that_was_restored_are_in(
             await keeper.store.store()
         assert await stored_sequences(bus) == (3, 3)
     await publish(scheduler, change(2, 9, 3))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while held(view := await keeper.store.view(seconds=86_400)) != [(9, 3)]:  # noqa: ASYNC110 - it sets no event
             await asyncio.sleep(0.02)
     assert (view.sequence, view.held.values) == (2, (2, 3))

@@ -11,6 +11,7 @@ from resile_shared.messages.jobs import HistoryItem
 from resile_shared.messages.message import at
 from resile_shared.messages.traces import MAX_ATTRIBUTES, MAX_SPAN_EVENTS, SpanEvent
 from resile_shared.telemetry.traces import set_up_tracing, traced
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 from .examples import job
 from .monitors import Monitors, Scene
@@ -201,7 +202,7 @@ async def test_a_monitor_keeps_what_services_send(monitors: Monitors, scene: Sce
 
     attack = {"attack": "kill worker job-1/3", "job": "job-1", "begin": 0.5}
     assert (await monitor.post(f"/v1/traces/{trace}/attacks", attack))[0] == 200
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while len(view.spans) < 2:
             view = await monitor.get(f"/v1/traces/{trace}", TraceView)
     step = view.spans[0]

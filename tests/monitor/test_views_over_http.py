@@ -14,6 +14,7 @@ from resile_shared.messages.message import at
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import Content, Failed, Warned
 from resile_shared.testing.fixtures import Pool
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 from .examples import COMPLETED, beat, host, item, job, progress, report, with_history, worker
 from .monitors import Monitor, Monitors, Scene
@@ -26,7 +27,7 @@ async def tell(learner: Bus, content: Content, *, generation: int = 1, name: str
 
 async def shows(monitor: Monitor, job: str, **wanted: object) -> JobView:
     """Wait until the monitor shows the job so."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while True:
             view = await monitor.get(f"/v1/jobs/{job}", JobView)
             if all(getattr(view, name) == value for name, value in wanted.items()):
@@ -80,7 +81,7 @@ async def test_a_scheduler_that_does_not_reply_holds_up_no_answer(monitors: Moni
         raise AssertionError
 
     await scene.scheduler.serve(subjects.EXPLAIN_JOBS, ExplainJobs, explain)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while not asked.is_set():  # the subscription may reach the server after the first request
             view = await monitor.get("/v1/jobs/job-1", JobView)
             assert view.reason == "fair share with job-2"
@@ -91,7 +92,7 @@ async def test_hosts_are_shown_with_what_they_run(monitors: Monitors, scene: Sce
     monitor = await monitors.start()
     shown = (await monitor.get("/v1/hosts", HostList)).hosts
     assert [(view.id, view.labels, len(view.slots)) for view in shown] == [("host-1", {"zone": "a"}, 2)]
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         number = 0
         while (await monitor.get("/v1/hosts", HostList)).hosts[0].slots[1].job != "job-1":
             number += 1
@@ -134,7 +135,7 @@ async def test_what_cannot_be_read_is_put_aside_and_changes_nothing(
     await shows(monitor, "job-1", iteration=4)
     subjects_buried: set[str] = set()
     reader = await pool.bus("monitor", service="reader")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         async for letter in reader.read_stream(DEAD_LETTERS, DeadLetter).follow(after=0):
             subjects_buried.add(letter.message.subject)
             if len(subjects_buried) == 3:

@@ -19,7 +19,7 @@ from resile_shared.http.api import WebhookCreated, WebhookList, WebhookView
 from resile_shared.messages.jobs import JobEvent, JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.webhooks import MAX_WEBHOOKS, Webhook
-from resile_shared.testing.waiting import until
+from resile_shared.testing.waiting import PATIENCE_SECONDS, until
 
 from .examples import item
 from .monitors import Monitor, Monitors, Scene
@@ -95,7 +95,7 @@ async def view(monitor: Monitor) -> WebhookView:
 
 
 async def becomes_delivered(monitor: Monitor, num: int) -> WebhookView:
-    async with asyncio.timeout(90):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         while (seen := await view(monitor)).num_delivered < num:  # noqa: ASYNC110 - another process counts
             await asyncio.sleep(0.05)
     return seen
@@ -168,7 +168,7 @@ async def test_a_receiver_that_hangs_stalls_neither_the_monitor_nor_other_receiv
         await add(monitor, hanging)
         await add(monitor, other)
         await end(scene, 1)
-        await until(lambda: hanging.got and other.got, seconds=60)
+        await until(lambda: hanging.got and other.got)
         await monitor.answers("/readyz", 200)
         hung = await view(monitor)
         assert (hung.url, hung.num_delivered) == (hanging.url, 0)
@@ -180,7 +180,7 @@ async def test_another_monitor_delivers_what_one_that_was_killed_had_claimed(mon
     async with receiving(0) as receiver:
         await add(first, receiver)
         await end(scene, 1)
-        await until(lambda: receiver.got, seconds=60)
+        await until(lambda: receiver.got)
         await first.kill()
         second = await monitors.start("--webhook-seconds", "2")
         await becomes_delivered(second, 1)

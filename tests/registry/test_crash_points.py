@@ -75,6 +75,5 @@ async def test_a_crash_at_some_points_changes_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(900)
 async def test_a_crash_at_any_point_changes_nothing(tmp_path: Path) -> None:
     await crash_at("registry", play, tmp_path)

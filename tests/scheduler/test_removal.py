@@ -17,7 +17,7 @@ from resile_shared.messages.reports import Progress
 from resile_shared.storage.objects import ObjectStorage
 from resile_shared.testing.fake_agent import FakeAgent
 from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import until
+from resile_shared.testing.waiting import PATIENCE_SECONDS, until
 
 from .test_service import House, furnished, scheduler
 
@@ -48,7 +48,7 @@ async def trained(house: House, agent: FakeAgent, **changes: object) -> str:
 
 
 async def is_gone(bus: Bus, job: str) -> None:
-    async with asyncio.timeout(30), aclosing(bus.bucket(JOBS).watch()) as changes:
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(bus.bucket(JOBS).watch()) as changes:
         async for batch in changes:
             if any(change.key == job and change.value is None for change in batch):
                 return
@@ -101,7 +101,7 @@ async def test_a_record_that_cannot_be_read_costs_its_job_alone(house: House) ->
         assert isinstance(await house.ask(JobPriority(job_id="job-2", priority=1)), Refused)
 
 
-@pytest.mark.parametrize("num_jobs", [30, pytest.param(300, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])])
+@pytest.mark.parametrize("num_jobs", [30, pytest.param(300, marks=[pytest.mark.nightly])])
 async def test_the_bytes_of_the_bus_do_not_grow_with_the_jobs_that_ended(
     pool: Pool, monkeypatch: pytest.MonkeyPatch, num_jobs: int
 ) -> None:
@@ -119,7 +119,7 @@ async def test_the_bytes_of_the_bus_do_not_grow_with_the_jobs_that_ended(
             await asyncio.sleep(2.0)  # the server removes what has expired once a second
             sizes.append(await num_bytes(bus))
         print(f"{sizes} bytes after {num_jobs} and {2 * num_jobs} jobs")
-        async with asyncio.timeout(30):  # a busy server removes it later
+        async with asyncio.timeout(PATIENCE_SECONDS):  # a busy server removes it later
             while await num_bytes(bus) >= 1.1 * sizes[0]:  # noqa: ASYNC110 - what other processes do sets no event
                 await asyncio.sleep(0.5)
 
@@ -132,7 +132,7 @@ async def test_a_host_that_left_is_forgotten_and_may_come_back(pool: Pool) -> No
             job = await trained(house, agent)
             assert house.watcher.records[job].completed is not None
             await agent.goodbye()
-            async with asyncio.timeout(30), aclosing(bus.bucket(HOSTS).watch()) as changes:
+            async with asyncio.timeout(PATIENCE_SECONDS), aclosing(bus.bucket(HOSTS).watch()) as changes:
                 async for batch in changes:
                     if any(change.value is None for change in batch):
                         break

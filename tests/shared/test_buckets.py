@@ -9,6 +9,7 @@ from resile_shared.bus.buckets import Change, ConflictError, Entry, FencedError,
 from resile_shared.bus.subjects import JOBS, LEASE, InvalidSubject
 from resile_shared.messages.lease import Lease
 from resile_shared.testing.fixtures import Pool
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 from .examples import record
 
@@ -88,7 +89,7 @@ async def test_a_watch_gives_the_present_first_and_then_changes(pool: Pool) -> N
     b = await leases.create("b", lease(0))
     await leases.delete("b", revision=b)
     a = await leases.update("a", lease(1), revision=a)
-    async with aclosing(leases.watch()) as changes, asyncio.timeout(20):
+    async with aclosing(leases.watch()) as changes, asyncio.timeout(PATIENCE_SECONDS):
         present = await anext(changes)
         assert {change.key: change.value for change in present} == {"a": lease(1), "b": None}
         await leases.delete("a", revision=a)
@@ -97,7 +98,7 @@ async def test_a_watch_gives_the_present_first_and_then_changes(pool: Pool) -> N
 
 async def test_a_watch_of_an_empty_bucket_says_so(pool: Pool) -> None:
     leases = (await pool.bus("scheduler")).bucket(LEASE)
-    async with aclosing(leases.watch()) as changes, asyncio.timeout(20):
+    async with aclosing(leases.watch()) as changes, asyncio.timeout(PATIENCE_SECONDS):
         assert await anext(changes) == ()
 
 
@@ -115,7 +116,7 @@ async def test_a_watch_survives_crashes_and_misses_nothing(pool: Pool) -> None:
 
     watching = asyncio.create_task(watch())
     revisions = {key: await leases.create(key, lease(0)) for key in ("a", "b", "c")}
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         for counter in range(1, 5):
             await pool.crash()
             for key in revisions:

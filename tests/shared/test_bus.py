@@ -21,7 +21,7 @@ from resile_shared.messages.hosts import Heartbeat, HostHello
 from resile_shared.messages.instructions import Instruction, SendHeartbeat
 from resile_shared.telemetry.traces import set_up_tracing, traced
 from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import until
+from resile_shared.testing.waiting import PATIENCE_SECONDS, until
 
 from .examples import hello
 
@@ -82,7 +82,7 @@ async def test_a_follower_of_the_new_sees_nothing_old(pool: Pool) -> None:
 
     await learner.publish(HELLO, hello(1))
     async with running(registry.follow(EVENTS, HostHello, read, subjects=(HELLOS,), start="new")):
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             for incarnation in count(2):  # what is sent before the follower's consumer exists is old as well
                 await learner.publish(HELLO, hello(incarnation))
                 await asyncio.sleep(0.05)
@@ -333,7 +333,7 @@ async def test_what_was_sent_before_a_flush_reaches_the_server_before_it(
 async def test_it_is_known_at_once_that_nobody_listens(pool: Pool) -> None:
     scheduler, learner = await pool.bus("scheduler"), await pool.bus("learner")
     subject, question = subjects.instruction("host-1"), Instruction(SendHeartbeat(incarnation=1))
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         assert not await scheduler.send_to_listener(subject, question, seconds=60)
     heard: list[Instruction] = []
 
@@ -346,5 +346,5 @@ async def test_it_is_known_at_once_that_nobody_listens(pool: Pool) -> None:
     await until(lambda: heard == [question])
     await listening.unsubscribe()
     await learner.connection.flush()
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         assert not await scheduler.send_to_listener(subject, question, seconds=60)

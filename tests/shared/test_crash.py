@@ -13,7 +13,7 @@ from resile_shared.bus.subjects import EVENTS, HELLOS, JOBS
 from resile_shared.messages.commands import Accepted, JobStop
 from resile_shared.messages.hosts import HostHello
 from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import until
+from resile_shared.testing.waiting import PATIENCE_SECONDS, until
 
 from .examples import hello, record
 
@@ -28,7 +28,7 @@ class Load:
 
     async def under_crashes(self, pool: Pool, *work: Coroutine[Any, Any, None]) -> None:
         tasks = [asyncio.create_task(each) for each in work]
-        async with asyncio.timeout(90):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             for _ in range(NUM_CRASHES):
                 await asyncio.sleep(0.2)  # let some work be under way; any moment is right
                 await pool.crash()
@@ -55,7 +55,7 @@ async def test_events_are_neither_lost_nor_doubled(pool: Pool) -> None:
 
     follower = asyncio.create_task(registry.follow(EVENTS, HostHello, handle, subjects=(HELLOS,)))
     await load.under_crashes(pool, *(publish(bus, 1_000_000 * n) for n, bus in enumerate(publishers, start=1)))
-    await until(lambda: len(handled) >= len(sent), seconds=90.0)
+    await until(lambda: len(handled) >= len(sent))
     assert sorted(handled) == sorted(sent)
     assert not follower.done()
     follower.cancel()

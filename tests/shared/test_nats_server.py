@@ -14,6 +14,7 @@ from resile_shared.bus.nats_server import NatsServer
 from resile_shared.bus.roles import ROLES
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.testing.fixtures import Pool
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 
 def test_secrets_are_readable_by_their_owner_alone(pool: Pool) -> None:
@@ -88,7 +89,7 @@ async def test_a_broken_store_is_reported(tmp_path: Path) -> None:
 
 async def test_a_wrong_password_is_refused_at_once(pool: Pool) -> None:
     wrong = Credentials(url=pool.server.url, user="monitor", password="wrong")
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         with pytest.raises(BusRefused, match="rejects the user 'monitor'"):
             await Connection.open(wrong, name="test")
 

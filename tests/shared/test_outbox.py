@@ -10,7 +10,7 @@ from resile_shared.bus.outbox import Outbox
 from resile_shared.bus.subjects import EVENTS, JOB_EVENTS
 from resile_shared.messages.jobs import JobEvent
 from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import until
+from resile_shared.testing.waiting import PATIENCE_SECONDS, until
 
 from .examples import record
 
@@ -138,7 +138,7 @@ async def test_a_crash_of_the_bus_under_load_loses_and_doubles_nothing(pool: Poo
             await publish(outbox, num_items=num_items, num_published=num_items - 1)
 
     publishing = asyncio.create_task(work())
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         for _ in range(3):
             await asyncio.sleep(0.1)
             await pool.crash()

@@ -11,7 +11,7 @@ from resile_shared.bus.roles import ROLES
 from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.lease import Lease
 from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import until
+from resile_shared.testing.waiting import PATIENCE_SECONDS, until
 
 from .examples import hello, record
 
@@ -106,7 +106,7 @@ async def test_a_role_hears_its_own_subjects_alone(pool: Pool, role: str) -> Non
 async def test_a_refused_publish_is_an_error_and_not_a_wait(pool: Pool) -> None:
     await pool.bus("scheduler")
     learner = await pool.bus("learner")
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         with pytest.raises(BusRefused, match="'learner' is not allowed to publish"):
             await learner.publish("resile.job.job-1.running", hello())
         leases: Bucket[Lease] = learner.bucket(subjects.LEASE)

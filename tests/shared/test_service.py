@@ -18,7 +18,7 @@ from resile_shared.messages.commands import Accepted, JobStop
 from resile_shared.testing.collector import collecting, collecting_by_grpc
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.samples import samples
-from resile_shared.testing.waiting import until
+from resile_shared.testing.waiting import PATIENCE_SECONDS, until
 
 SERVICE = """
 import asyncio
@@ -79,7 +79,7 @@ async def service(credentials: Path, *flags: str, code: str = SERVICE) -> AsyncI
         stderr=asyncio.subprocess.PIPE,
     )
     try:
-        async with asyncio.timeout(60):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             yield Process(process)
     finally:
         if process.returncode is None:

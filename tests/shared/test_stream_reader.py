@@ -12,6 +12,7 @@ from resile_shared.bus.stream_reader import StreamReader
 from resile_shared.bus.subjects import EVENTS
 from resile_shared.messages.hosts import HostHello
 from resile_shared.testing.fixtures import Pool
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 from .examples import hello
 
@@ -67,7 +68,7 @@ async def test_what_follows_the_tail_has_no_gap_and_what_cannot_be_read_is_left_
     await pool.crash()
     await publish(learner, "a", 3)
     seen: list[Received[HostHello]] = list(tail.messages)
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         async for received in of(registry, "a").follow(after=tail.last):
             seen.append(received)
             if len(seen) == 3:
@@ -83,7 +84,7 @@ async def test_a_reader_goes_on_with_what_is_new_after_an_older_store_was_restor
     await pool.back_up()
     for incarnation in range(2, 6):
         await publish(learner, "a", incarnation)
-    async with asyncio.timeout(60), aclosing(of(registry, "a").follow(after=0)) as messages:
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(of(registry, "a").follow(after=0)) as messages:
         seen = [(await anext(messages)).message.incarnation for _ in range(5)]
         await pool.restore()
         await publish(learner, "b", 1)
@@ -93,7 +94,10 @@ async def test_a_reader_goes_on_with_what_is_new_after_an_older_store_was_restor
     assert seen == [1, 2, 3, 4, 5]
     assert [(received.message.incarnation, received.sequence) for received in after] == [(6, 3), (7, 4)]
     caught_up = asyncio.Event()
-    async with asyncio.timeout(60), aclosing(of(registry, "a").follow(after=9, caught_up=caught_up)) as messages:
+    async with (
+        asyncio.timeout(PATIENCE_SECONDS),
+        aclosing(of(registry, "a").follow(after=9, caught_up=caught_up)) as messages,
+    ):
         upcoming = asyncio.create_task(anext(messages))
         await caught_up.wait()
         await publish(learner, "a", 8)
@@ -117,7 +121,7 @@ async def test_a_follower_knows_when_it_has_what_was_stored_before(pool: Pool) -
                 EVENTS, HostHello, read, subjects=("resile.host.*.hello",), start=start, caught_up=caught_up
             )
         )
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE_SECONDS):
             await caught_up.wait()
         assert seen == wanted
         following.cancel()

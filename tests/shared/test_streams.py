@@ -14,7 +14,7 @@ from resile_shared.bus.streams import provision
 from resile_shared.bus.subjects import EVENTS, PROGRESS, STREAMS
 from resile_shared.messages.hosts import HostHello
 from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import until
+from resile_shared.testing.waiting import PATIENCE_SECONDS, until
 
 from .examples import hello
 from .test_bus import running
@@ -38,11 +38,11 @@ async def test_a_stream_of_an_earlier_version_is_used_as_it_is_written(pool: Poo
     earlier = {"name": PROGRESS.name, "subjects": list(PROGRESS.subjects), "storage": "file", "max_bytes": 1 << 20}
     await connection.request_store(f"$JS.API.STREAM.CREATE.{PROGRESS.name}", orjson.dumps(earlier))
     await connection.close()
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         bus = await pool.bus("registry")
     assert (await configuration(bus, PROGRESS.name)).get("persist_mode") != "async"
     assert (await configuration(bus, PROGRESS.name))["max_bytes"] == PROGRESS.max_bytes
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(PATIENCE_SECONDS):
         await provision(bus.connection, bus._role)
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from resile_shared.testing.waiting import PATIENCE_SECONDS
+
 from .trials import trial_script, trial_sha
 
 __all__ = ["trial_script", "trial_sha"]
@@ -127,7 +129,7 @@ def resile(tmp_path: Path) -> Iterator[Resile]:
 def until() -> Callable[..., None]:
     """Wait for something that another process brings about."""
 
-    def wait(condition: Callable[[], object], *, seconds: float = 60.0) -> None:
+    def wait(condition: Callable[[], object], *, seconds: float = PATIENCE_SECONDS) -> None:
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline

@@ -10,6 +10,7 @@ from resile.client import AsyncClient
 from resile.package import pack
 from resile_shared.http.api import HostView, JobView
 from resile_shared.messages.jobs import JobSpec
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 SLOW_SECONDS = 0.5
 LOOK_SECONDS = 0.1
@@ -52,7 +53,7 @@ async def submit(client: AsyncClient, script: Path, *args: object, name: str, **
 
 
 async def becomes(
-    client: AsyncClient, job: str, fits: Callable[[JobView], object], *, seconds: float = 90.0
+    client: AsyncClient, job: str, fits: Callable[[JobView], object], *, seconds: float = PATIENCE_SECONDS
 ) -> JobView:
     """Look until the job is as ``fits`` wants it; one that is over cannot become anything any more."""
     deadline = time.monotonic() + seconds
@@ -65,7 +66,7 @@ async def becomes(
 
 async def host_becomes(client: AsyncClient, name: str, fits: Callable[[HostView], object]) -> HostView:
     """Look until the host is as ``fits`` wants it."""
-    deadline = time.monotonic() + 90.0
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         (host,) = (host for host in await client.hosts() if host.id == name)
         if fits(host):

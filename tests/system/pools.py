@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 
 from resile_shared.messages.jobs import JobState
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 from .conftest import Ended
 from .test_leftovers import marked
@@ -66,7 +67,9 @@ class UpPool:
             view: dict[str, Any] = json.load(answer)
         return view
 
-    def becomes(self, job: str, fits: Callable[[dict[str, Any]], object], *, seconds: float = 90.0) -> dict[str, Any]:
+    def becomes(
+        self, job: str, fits: Callable[[dict[str, Any]], object], *, seconds: float = PATIENCE_SECONDS
+    ) -> dict[str, Any]:
         """Wait until the job is as ``fits`` wants it."""
         deadline = time.monotonic() + seconds
         while not fits(view := self.view(job)):

@@ -17,7 +17,6 @@ from .trials import Trial, trying
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(400),
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
 ]
 

@@ -9,7 +9,6 @@ import pytest
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(600)
 def test_the_demo_tells_its_story_and_finds_the_same_bits(tmp_path: Path) -> None:
     picture = tmp_path / "demo.png"
     done = subprocess.run(

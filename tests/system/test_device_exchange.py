@@ -87,7 +87,6 @@ def test_devices_that_cannot_connect_or_fail_are_named_and_cost_no_bits(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_workers_with_process_groups_may_grow_die_freeze_and_shrink(script: Path, tmp_path: Path) -> None:
     outcome = run_struck(script, tmp_path, leaves_at=115, are_linked=have_process_groups)
     assert "over TCP" not in outcome.errors

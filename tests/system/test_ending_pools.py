@@ -12,11 +12,12 @@ import pytest
 from resile.cli.stopping import ONE_SIGNAL_SECONDS
 from resile.pool.workers import workers_below
 from resile_shared.messages.jobs import JobState
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 from .conftest import TRAIN
 from .pools import UpPool, pool_up
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(400)]
+pytestmark = pytest.mark.long
 
 TWO_HOSTS = ("--hosts", 2, "--slots", 2)
 
@@ -109,7 +110,7 @@ def test_what_does_not_train_needs_no_saving(tmp_path: Path, train: Path, undist
 
 
 def until_running(agents: list[int], *, num_workers: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while sum(len(list(workers_below(agent, ""))) for agent in agents) < num_workers:
         assert time.monotonic() < deadline
         time.sleep(0.1)

@@ -72,7 +72,7 @@ def test_two_jobs_with_conflicting_versions_train_on_one_host_at_the_same_time(s
             "2.0": pool.submit(script, "--with", "marker>=2", *arguments),
         }
         for version, job in jobs.items():
-            pool.becomes(job, lambda view: view["iteration"], seconds=120)
+            pool.becomes(job, lambda view: view["iteration"])
             log = pool.run("logs", job).out
             assert f"marker {version}\n" in log
             assert f"Successfully installed marker-{version}" in log

@@ -20,7 +20,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples" / "events"
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 async def test_a_reclaim_notice_over_nats_and_a_cron_script_move_a_job_that_loses_nothing(tmp_path: Path) -> None:
     script = tmp_path / "code" / "train.py"
     script.parent.mkdir()

@@ -20,7 +20,7 @@ from tests.learner.wheels import add_wheel, offline
 from .pools import UpPool, pool_up
 from .running import SCRIPTS, plain, run
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 SECONDS = 300
 """Each worker imports the libraries by itself, which takes long on a machine that does much else."""
 

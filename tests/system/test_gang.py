@@ -10,7 +10,7 @@ import pytest
 from .pools import UpPool, pool_up
 from .running import SCRIPTS
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 SCRIPT = SCRIPTS / "gang.py"
 
 

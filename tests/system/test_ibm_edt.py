@@ -12,7 +12,7 @@ from resile.integrations.ibm_edt import environment
 from .pools import pool_up
 from .running import SCRIPTS, Outcome, plain, run
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 SCRIPT = SCRIPTS / "edt" / "elastic-main.py"
 COMPAT = ("--compat", "ibm-edt")
 PLAN = ("--plan", "0:1,3:3,11:2")

@@ -24,7 +24,6 @@ from .trials import trying
 
 pytestmark = [
     pytest.mark.long,
-    pytest.mark.timeout(400),
     pytest.mark.skipif(os.geteuid() != 0, reason="network namespaces need root"),
 ]
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from resile_shared.testing.waiting import PATIENCE_SECONDS
+
 from .conftest import ITERATIONS_PER_EPOCH, TRAIN
 from .pools import UpPool, pool_up
 
@@ -20,7 +22,7 @@ def curves(pool: UpPool, job: str) -> dict[str, Any]:
     request = urllib.request.Request(
         f"{client['url']}/v1/jobs/{job}/curves", headers={"Authorization": f"Bearer {client['token']}"}
     )
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
         with urllib.request.urlopen(request, timeout=30) as answer:
             found: dict[str, Any] = json.load(answer)

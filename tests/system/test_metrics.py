@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from resile_shared.testing.samples import samples
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 from ..test_deploy import DEPLOY, used_metrics
 from .conftest import TRAIN
@@ -36,7 +37,7 @@ def scraped(pool: UpPool) -> dict[str, dict[str, float]]:
 
 def becomes(pool: UpPool, fits: Callable[[dict[str, dict[str, float]]], bool]) -> dict[str, dict[str, float]]:
     """Scrape until what is served is as ``fits`` wants it."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not fits(found := scraped(pool)):
         assert time.monotonic() < deadline, found
         time.sleep(0.2)

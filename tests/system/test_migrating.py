@@ -10,7 +10,7 @@ import pytest
 
 from .running import SCRIPTS, plain, run
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.long
 
 ROOT = Path(__file__).parents[2]
 EDT_MODULES = "sdk/resile/integrations/ibm_edt/modules"

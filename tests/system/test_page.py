@@ -18,7 +18,6 @@ from .test_restarts import SCRIPT
 
 @needs_browser
 @pytest.mark.long
-@pytest.mark.timeout(400)
 async def test_a_job_is_submitted_changed_paused_followed_through_a_loss_and_fetched(
     tmp_path: Path,
 ) -> None:

@@ -15,7 +15,6 @@ from .test_restarts import SCRIPT
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 async def test_jobs_follow_each_policy_and_end_with_the_same_bits(tmp_path: Path) -> None:
     script = tmp_path / "code" / "train.py"
     script.parent.mkdir()

@@ -175,7 +175,6 @@ def test_storage_that_cannot_be_used_is_said_at_once(resile: Resile) -> None:
     assert "use file:///folder, s3://bucket/folder" in refused.last_error
 
 
-@pytest.mark.timeout(400)
 def test_whatever_ends_a_pool_nothing_is_left_and_the_next_one_carries_on(
     tmp_path: Path, train: Path, undisturbed: str, until: Callable[..., None]
 ) -> None:

@@ -76,7 +76,6 @@ def sha(code: Path) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 @pytest.mark.parametrize(
     ("most", "priorities", "sizes"),
     [

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from resile_shared.parent_death import dying_with_parent
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 from ..test_deploy import DEPLOY, expressions, rules
 from .pools import pool_up
@@ -57,7 +58,7 @@ def prometheus(configuration: Path) -> Iterator[str]:
 
 def until(condition: Callable[[], object], seen: Callable[[], object]) -> None:
     """Wait for the condition; what is seen instead is told."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, seen()
         time.sleep(0.2)

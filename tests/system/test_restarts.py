@@ -20,13 +20,13 @@ from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
 from resile_shared.testing.crash_points import CrashableService, Forker
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.histories import check_history
-from resile_shared.testing.waiting import until
+from resile_shared.testing.waiting import PATIENCE_SECONDS, until
 
 from .paced import CALLBACK, Pace
 from .running import plain
 
 SEED = 1
-TIMES = [10, pytest.param(50, marks=[pytest.mark.nightly, pytest.mark.timeout(900)])]
+TIMES = [10, pytest.param(50, marks=[pytest.mark.nightly])]
 
 pytestmark = pytest.mark.long
 
@@ -148,15 +148,15 @@ async def under_restarts(folder: Path, number: int, restart: Callable[[House], A
     moments = random.Random(SEED)
     async with house(folder) as pool:
         jobs = [await pool.submit(script, "--pace", str(pace.file)) for _ in range(2)]
-        await until(lambda: all(pool.is_(job, JobState.RUNNING) for job in jobs), seconds=60.0)
+        await until(lambda: all(pool.is_(job, JobState.RUNNING) for job in jobs))
         for _ in range(number):
             changing = asyncio.create_task(pool.change(jobs[0]))
             await asyncio.sleep(moments.uniform(0.0, 0.2))  # any moment of it is right
             await restart(pool)
-            async with asyncio.timeout(30):
+            async with asyncio.timeout(PATIENCE_SECONDS):
                 await changing
         pace.fast_until(1 << 30)
-        await until(lambda: all(pool.is_(job, JobState.COMPLETED) for job in jobs), seconds=60.0)
+        await until(lambda: all(pool.is_(job, JobState.COMPLETED) for job in jobs))
         for job in jobs:
             record = pool.records[job]
             assert record.completed is not None

@@ -46,7 +46,6 @@ def share_memory(pids: Sequence[int]) -> bool:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(600)
 def test_workers_that_share_memory_may_grow_die_freeze_and_shrink(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT)
@@ -75,7 +74,6 @@ def exchange_of(pool: UpPool, job: str, words: str) -> str:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(300)
 def test_a_job_shows_how_its_workers_exchange(pool: UpPool, tmp_path: Path) -> None:
     """Of two jobs on the same hosts one may make no file as large as a segment."""
     pace = Pace(tmp_path / "pace")

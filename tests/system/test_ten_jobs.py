@@ -16,6 +16,7 @@ from resile_scheduler.policies.demand import Demand
 from resile_scheduler.policies.fairshare import fairshare
 from resile_shared.http.api import HostView, JobSummary, JobView
 from resile_shared.messages.jobs import JobEvent, JobState
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 from .paced import CALLBACK, LOOK_SECONDS, Pace, becomes, submit
 from .pools import UpPool, pool_up
@@ -93,7 +94,6 @@ def pool(tmp_path: Path) -> Iterator[UpPool]:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(400)
 async def test_ten_jobs_share_by_the_policy_and_no_slot_is_held_twice(pool: UpPool, tmp_path: Path) -> None:
     chance = random.Random(1)
     (tmp_path / "code").mkdir()
@@ -163,7 +163,7 @@ class Crowd:
 
     async def settles(self) -> None:
         """Wait until nothing changes any more and each job has the workers that the policy gives it."""
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + PATIENCE_SECONDS
         seen: object = None
         since = time.monotonic()
         while True:
@@ -192,7 +192,7 @@ class Crowd:
 
     async def ended(self) -> list[JobView]:
         """Wait until all jobs are over."""
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_SECONDS
         jobs = await self._client.jobs()
         while not all(job.state.is_final for job in jobs):
             assert time.monotonic() < deadline, jobs

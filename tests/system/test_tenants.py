@@ -14,7 +14,6 @@ from .test_restarts import SCRIPT
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 async def test_a_borrowed_quota_is_given_back_and_what_was_used_is_counted(tmp_path: Path) -> None:
     script = tmp_path / "code" / "train.py"
     script.parent.mkdir()

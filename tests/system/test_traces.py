@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from resile_shared.testing.collector import Collector, Span, collecting
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 from .conftest import TRAIN
 from .pools import UpPool, pool_up
@@ -47,7 +48,6 @@ def test_a_change_of_priority_is_one_trace_from_the_request_to_the_last_switch(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_every_change_of_a_job_is_one_trace_without_orphans(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAIN)
@@ -114,7 +114,7 @@ def change(collector: Collector, *names: str) -> list[Span]:
 
 def until(condition: Callable[[], bool]) -> None:
     """Wait for what services export, and what other processes do."""
-    deadline = time.monotonic() + 90
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.2)

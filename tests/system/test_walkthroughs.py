@@ -33,7 +33,6 @@ def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpPool]:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_curl_alone_submits_watches_changes_the_priority_and_fetches_the_model(
     pool: UpPool, tmp_path: Path, until: Callable[..., None]
 ) -> None:
@@ -48,14 +47,14 @@ def test_curl_alone_submits_watches_changes_the_priority_and_fetches_the_model(
     server = find_server(home=pool.home)
     with Client(server) as client:
         held = client.submit_script(holder, args=[str(pace.file)])
-        until(lambda: held.view().workers == 1, seconds=90)
+        until(lambda: held.view().workers == 1)
         environment = {**os.environ, "URL": server.url, "TOKEN": server.token}
         with subprocess.Popen(
             ["sh", "-euc", script], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
         ) as walking:
             try:
                 priorities = lambda: [job.priority for job in client.jobs() if job.name == "by-curl"]  # noqa: E731
-                until(lambda: priorities() == [8000] or walking.poll() is not None, seconds=90)
+                until(lambda: priorities() == [8000] or walking.poll() is not None)
                 pace.fast_until(10**6)
                 out, _ = walking.communicate(timeout=200)
             finally:
@@ -68,7 +67,6 @@ def test_curl_alone_submits_watches_changes_the_priority_and_fetches_the_model(
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_the_notebook_runs(pool: UpPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = find_server(home=pool.home)
     monkeypatch.setenv("RESILE_SERVER", server.url)

@@ -12,6 +12,7 @@ import pytest
 from resile.client import AsyncClient
 from resile_shared.http.api import HostView, JobView
 from resile_shared.messages.jobs import JobState
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 from .paced import CALLBACK, LOOK_SECONDS, Pace, becomes, submit
 from .running import run
@@ -93,7 +94,7 @@ class Trial:
     async def trains_on_unseen(self) -> None:
         """Wait until its script has seen some iterations more, whatever the pool knows of it."""
         start = self._count()
-        deadline = time.monotonic() + 60.0
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while self._count() < start + 10:
             assert time.monotonic() < deadline
             await asyncio.sleep(LOOK_SECONDS)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from resile_shared.testing.waiting import PATIENCE_SECONDS
+
 from .conftest import TRAIN, Ended
 
 WIDE = TRAIN.replace(
@@ -46,7 +48,7 @@ class Watched:
         for line in self.process.stderr:
             self._lines.append(line)
 
-    def until(self, pattern: str, *, seconds: float = 60.0) -> str:
+    def until(self, pattern: str, *, seconds: float = PATIENCE_SECONDS) -> str:
         """Wait for the next line that matches, behind the one that was waited for last; return it."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -64,7 +66,7 @@ class Watched:
         """All that it has said on stderr."""
         return "".join(self._lines)
 
-    def end(self, *, seconds: float = 90.0) -> Ended:
+    def end(self, *, seconds: float = PATIENCE_SECONDS) -> Ended:
         """Wait for its end."""
         assert self.process.stdout is not None
         out = self.process.stdout.read()

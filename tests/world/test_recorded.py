@@ -27,6 +27,7 @@ from resile_shared.messages.commands import Accepted, JobPause, JobPriority, Job
 from resile_shared.messages.jobs import JobSpec, JobState
 from resile_shared.testing.fixtures import Pool
 from resile_shared.testing.services import in_process
+from resile_shared.testing.waiting import PATIENCE_SECONDS
 
 from ..learner.agents import Stage, until
 from .recording import Recording, record
@@ -61,7 +62,7 @@ def workers() -> list[psutil.Process]:
 
 
 async def reach(stage: Stage, job: str, *states: JobState) -> None:
-    async with asyncio.timeout(100), aclosing(stage.bus.bucket(JOBS).watch(job)) as changes:
+    async with asyncio.timeout(PATIENCE_SECONDS), aclosing(stage.bus.bucket(JOBS).watch(job)) as changes:
         async for batch in changes:
             if any(change.value and change.value.state in states for change in batch):
                 return

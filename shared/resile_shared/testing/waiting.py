@@ -4,15 +4,18 @@ import asyncio
 import time
 from collections.abc import Callable
 
+PATIENCE_SECONDS = 200.0
+"""How long tests wait for what must happen: so long that no busy machine decides. Nothing waits so long otherwise."""
 
-async def until(condition: Callable[[], object], *, seconds: float = 30.0) -> None:
+
+async def until(condition: Callable[[], object], *, seconds: float = PATIENCE_SECONDS) -> None:
     """Return when ``condition`` holds. Raises TimeoutError."""
     async with asyncio.timeout(seconds):
         while not condition():  # noqa: ASYNC110 - what other processes do sets no event
             await asyncio.sleep(0.01)
 
 
-def block_until(condition: Callable[[], object], *, seconds: float = 30.0) -> None:
+def block_until(condition: Callable[[], object], *, seconds: float = PATIENCE_SECONDS) -> None:
     """Return when ``condition`` holds, while the event loop does not run. Raises TimeoutError."""
     deadline = time.monotonic() + seconds
     while not condition():
