@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,6 +58,12 @@ def test_shells_can_complete_commands() -> None:
 def test_the_launcher_never_loads_torch() -> None:
     code = "import sys, resile.cli.run, resile.cli.app; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_lists_each_command_in_one_section(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    listed = re.findall(r"^  ([a-z]+) +[A-Z]", capsys.readouterr().out.partition("\nTrain:\n")[2], re.MULTILINE)
+    assert sorted(listed) == sorted(command.commands)
 
 
 def test_help_imports_nothing_that_takes_time() -> None:

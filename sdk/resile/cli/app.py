@@ -27,8 +27,27 @@ from . import (
 )
 from .options import DEFAULT_HOME, Compat, Data, Mounts, Requirements, With, environment, required
 
+SECTIONS = {
+    "Train": ("run", "demo"),
+    "Jobs": ("submit", "jobs", "job", "wait", "top", "pause", "resume", "priority", "stop", "delete"),
+    "What a job did": ("logs", "events", "trace", "model", "models", "output", "ledger", "usage"),
+    "Pool": ("up", "host", "hosts", "drain", "page", "policy", "tenant", "dataset"),
+    "Operate and integrate": ("simulate", "chaos", "publish", "webhook"),
+}
+"""The commands, as `resile --help` lists them."""
+
 
 class _Commands(typer.core.TyperGroup):
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the commands in sections."""
+        width = max(map(len, self.commands))
+        for section, names in SECTIONS.items():
+            with formatter.section(section):
+                formatter.write_dl([(name.ljust(width), self._summary(name)) for name in names])
+
+    def _summary(self, name: str) -> str:
+        return self.commands[name].get_short_help_str(limit=80)
+
     def invoke(self, ctx: Any) -> Any:
         """Run a command. Of a KeyboardInterrupt, typer would make an exit that says nothing."""
         try:

@@ -25,7 +25,7 @@ _BAR = 40
 _NAME = 58
 
 
-@pool_command(app, short_help="Show what changed in a job, and how long each step of a change took.")
+@pool_command(app, short_help="Show what changed in a job, and how long each step took.")
 async def trace(
     client: "AsyncClient",
     job: Job,
