@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()
-    for folder in (".", "docs", "bench", "examples")
+    for folder in (".", "docs", "bench", "examples", "tests/world")
     for path in ROOT.glob(f"{folder}/*.md")
 )
 FOLDERS = ("sdk", "shared", "services", "tests", "bench", "examples", "docs", "deploy")
@@ -84,3 +84,8 @@ def test_every_relative_link_of_a_document_leads_somewhere(document: str) -> Non
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(f"{path}#{anchor}")
     assert not broken
+
+
+def test_the_index_of_the_documentation_names_every_page() -> None:
+    linked = {link for link, _ in LINK.findall((ROOT / "docs/README.md").read_text())}
+    assert {page.name for page in (ROOT / "docs").glob("*.md")} - linked == {"README.md"}
