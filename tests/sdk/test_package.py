@@ -171,9 +171,18 @@ def test_what_resileignore_names_is_not_sent(folder: Path, *, is_script: bool) -
     ]
 
 
-@pytest.mark.parametrize("line", ["!keep.csv", "a/**/b", "/"])
-def test_a_pattern_that_is_not_understood_is_refused_with_its_line(folder: Path, line: str) -> None:
-    (folder / ".resileignore").write_text(f"*.csv\n{line}\n")
+def test_patterns_of_resileignore_include_again_and_cross_folders(folder: Path) -> None:
+    (folder / "parts" / "deep").mkdir()
+    for name in ("a.csv", "keep.csv", "parts/deep/model.bin", "parts/deep/model.txt"):
+        (folder / name).write_text("data")
+    (folder / ".resileignore").write_text("*.csv\n!keep.csv\nparts/**/*.bin\n")
+    found = names(pack(folder))
+    assert {"keep.csv", "parts/deep/model.txt"} <= set(found)
+    assert not {"a.csv", "parts/deep/model.bin"} & set(found)
+
+
+def test_a_pattern_that_is_none_is_refused_with_its_line(folder: Path) -> None:
+    (folder / ".resileignore").write_text("*.csv\n!\n")
     with pytest.raises(UsageError, match=r"\.resileignore, line 2: "):
         pack(folder)
 
