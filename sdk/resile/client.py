@@ -66,9 +66,9 @@ class JobOptions(TypedDict, total=False):
     requirements: Sequence[str] | Path
     """Requirements beyond the pool's packages, as for pip, or the path of a requirements.txt or pyproject.toml."""
     data: Sequence[str]
-    """Names of datasets."""
+    """Names of registered datasets."""
     mounts: Sequence[str]
-    """Paths that must exist on its hosts."""
+    """Paths that must exist on the job's hosts."""
     min_workers: int
     max_workers: int
     sizes: Sequence[int]
@@ -207,7 +207,7 @@ class AsyncClient:
         return self._requests.parse(api.TenantList, answer).tenants
 
     async def delete_tenant(self, tenant: str) -> tuple[api.TenantView, ...]:
-        """Give a tenant what one gets that is not configured, and return all tenants."""
+        """Reset a tenant to the default weight and quota; return all tenants."""
         answer = await self._requests.request("DELETE", f"tenants/{quote(tenant, safe='')}")
         return self._requests.parse(api.TenantList, answer).tenants
 
@@ -307,7 +307,7 @@ class AsyncClient:
         return (await self._requests.get(api.ModelList, "models")).models
 
     async def webhooks(self) -> tuple[api.WebhookView, ...]:
-        """Return whom the pool calls when a job ends."""
+        """Return the webhooks that the pool calls when a job ends."""
         return (await self._requests.get(api.WebhookList, "webhooks")).webhooks
 
     async def add_webhook(
@@ -318,7 +318,7 @@ class AsyncClient:
         return self._requests.parse(api.WebhookCreated, await self._requests.post("webhooks", body))
 
     async def remove_webhook(self, webhook: str) -> None:
-        """Have the pool call it no more."""
+        """Stop the pool from calling this webhook."""
         await self._requests.request("DELETE", f"webhooks/{quote(webhook, safe='')}")
 
     async def join(self, host: str, *, incarnation: int = 0) -> api.Admission:

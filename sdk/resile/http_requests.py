@@ -23,14 +23,14 @@ PATIENCE_SECONDS = 60.0  # longer than one silent read
 _PAUSE_SECONDS = 0.5
 _RETRY_SECONDS = 15.0  # longer than a monitor takes to start again
 _TRANSFERS = 3
-"""How often a download that breaks off is begun: a file of a running job may be replaced while it is sent."""
+"""A download is attempted at most this many times: a file of a running job may be replaced while it is sent."""
 _BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
 """Errors after which a request is sent again."""
 _NOT_UNDERSTOOD = (aiohttp.ClientError, UnicodeError)
-"""All others: no HTTP, endless redirects, an address that cannot be."""
+"""All other errors of a request: the answer is not HTTP, redirects are endless, or the address is invalid."""
 _TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
 LISTING_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=1800)
-"""Of a request for which the pool lists millions of files."""
+"""The timeout of a request for which the pool may list millions of files."""
 
 V = TypeVar("V", bound=BaseModel)
 
@@ -42,12 +42,12 @@ class Server:
     url: str
     token: str
     advice: str = "check that it is up, and its address"
-    """Advice for the user when it does not answer."""
+    """Advice for the user when the pool does not answer."""
     is_supervised: bool = False
-    """Whether `resile up` on this machine restarts it when it exits."""
+    """Whether `resile up` on this machine restarts the server when it exits."""
 
     def __post_init__(self) -> None:
-        """Raise UsageError if no pool has this token: a header cannot hold every text."""
+        """Raise UsageError if a header cannot hold the token: no pool has such a token."""
         if not (self.token.isascii() and self.token.isprintable()):
             raise UsageError(f"the token for {self.url} has characters that no token has: check RESILE_TOKEN")
 
@@ -60,7 +60,7 @@ class Unreachable(ResileError):
 
 
 class NoPool(ResileError):
-    """Something else than a pool answers, or the address is none."""
+    """Something other than a pool answers, or the address is invalid."""
 
     def __init__(self, server: Server) -> None:
         super().__init__(
@@ -193,7 +193,7 @@ class HttpRequests:
         return f"{self.server.url}/v1/{path}"
 
     def parse(self, model: type[V], body: bytes | str) -> V:
-        """Read a body. Raises NoPool if it is none of this model."""
+        """Parse a body. Raises NoPool if it does not match the model."""
         try:
             return model.model_validate_json(body)
         except ValidationError as error:

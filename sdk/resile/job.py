@@ -93,7 +93,7 @@ class Job:
             view = self._next_view(deadline)
 
     def _next_view(self, deadline: float | None) -> api.JobView:
-        """Return the job as it is now. A pool that does not answer is waited for, a minute and not beyond the end."""
+        """Return the job as it is now. Wait at most a minute, or until ``deadline``, while the pool does not answer."""
         patience = time.monotonic() + PATIENCE_SECONDS
         end = patience if deadline is None else min(patience, deadline)
         while True:

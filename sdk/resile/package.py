@@ -3,7 +3,7 @@
 A folder is packed whole. With a script go the Python files beside and below it, the packages (folders with an
 ``__init__.py``) whole, and other files of up to 1 MB. A folder that is no package is left out if it has more than 1000
 files or 10 MB, is not readable, or does not fit beside the rest. In a home directory or a temporary folder a script is
-packed alone. Never packed, but for the script: what ``.resileignore`` names, hidden files, ``__pycache__``, virtual
+packed alone. Never packed, except for the script: what ``.resileignore`` names, hidden files, ``__pycache__``, virtual
 environments, links to folders. The same files give the same bytes.
 """
 
@@ -26,7 +26,7 @@ MAX_FILES = 5000
 MAX_COMPANION_BYTES = 10**6
 MAX_FOLDER_BYTES = 10 * 10**6
 MAX_FOLDER_FILES = 1000
-"""Of a folder below a script that is no package."""
+"""A folder below a script that is not a package is left out if it has more files than this."""
 _ENTRY_POINTS = ("train.py", "main.py")
 _NEVER_PACKED = frozenset({"__pycache__", "node_modules"})
 _ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
@@ -38,7 +38,7 @@ class Package:
 
     content: bytes
     script: str
-    """Path of the script inside."""
+    """Path of the script inside the package."""
     files: tuple[str, ...]
     left_out: tuple[str, ...] = ()
     """Files and folders that are too large or not readable, with the reasons."""
@@ -100,7 +100,7 @@ def _entry_point(folder: Path) -> Path:
 
 
 def _is_crowded(folder: Path) -> bool:
-    """Whether it contains files unrelated to a script in it."""
+    """Whether ``folder`` contains files unrelated to a script in it."""
     home = Path.home().resolve()
     return folder in (home, *home.parents, Path(tempfile.gettempdir()).resolve())
 
@@ -123,7 +123,7 @@ class _Folder:
                 yield entry
 
     def beside_script(self) -> tuple[list[Path], list[Path]]:
-        """Return the files that go with the script, those of packages included, and the folders that are none."""
+        """Return the files that go with the script, with those of packages, and the folders that are not packages."""
         files: list[Path] = []
         folders: list[Path] = []
         for entry in self._entries(self._root):
@@ -138,9 +138,9 @@ class _Folder:
     def small(
         self, folder: Path, *, max_files: int = MAX_FOLDER_FILES, max_bytes: int = MAX_FOLDER_BYTES
     ) -> list[Path]:
-        """Return the files of ``folder``, no package, that go with the script.
+        """Return the files of ``folder``, which is not a package, that go with the script.
 
-        None if they are many or large together, with at most ``max_files`` and ``max_bytes`` where those are less.
+        Empty if they are too many or too large together; ``max_files`` and ``max_bytes`` can only lower these limits.
         """
         num_before = len(self.left_out)
         files: list[Path] = []
@@ -222,7 +222,7 @@ def _is_readable(file: Path) -> bool:
 
 
 def _excess(num_files: int, num_bytes: int, *, max_files: int, max_bytes: int) -> str:
-    """Why so much of a folder does not go with a script; empty if it does."""
+    """Why a folder of this size does not go with a script; empty if it does."""
     if num_bytes > min(max_bytes, MAX_FOLDER_BYTES):
         return (
             f"over {MAX_FOLDER_BYTES // 10**6} MB"

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class ServerSent:
-    """One event: its data, and the id of this one or the last that had one. No data: only the id is news."""
+    """One event: its data, and the id of this one or the last that had one. No data: only the id is new."""
 
     id: str
     data: str

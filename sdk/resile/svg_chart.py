@@ -8,7 +8,7 @@ from html import escape
 COLOURS = ("#2f6db3", "#e07b28", "#3d9a63", "#a35bb5")
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 12.0, 44.0
 _MAX_POINTS = 1200
-"""Of one line: more would not be seen."""
+"""A line has at most about this many points: more would not be visible."""
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,13 @@
 """The client of a pool for ordinary programs and notebooks: `client.AsyncClient` on an event loop of its own.
 
-from resile import Client
+::
 
-with Client() as client:
-job = client.submit_script("train.py", max_workers=4)
-job.watch()
-job.save_model("model.safetensors")
+    from resile import Client
+
+    with Client() as client:
+        job = client.submit_script("train.py", max_workers=4)
+        job.watch()
+        job.save_model("model.safetensors")
 """
 
 import asyncio
@@ -52,7 +54,7 @@ class Client:
         self.close()
 
     def close(self) -> None:
-        """Disconnect. The client cannot be used any more."""
+        """Disconnect. The client can no longer be used."""
         if not self._loop.is_closed():
             self._run(self._client.__aexit__())
             self._stop_loop()
@@ -142,7 +144,7 @@ class Client:
         return self._run(self._client.set_tenant(tenant, weight=weight, quota=quota))
 
     def delete_tenant(self, tenant: str) -> tuple[api.TenantView, ...]:
-        """Give a tenant what one gets that is not configured, and return all tenants."""
+        """Reset a tenant to the default weight and quota; return all tenants."""
         return self._run(self._client.delete_tenant(tenant))
 
     def usage(self, *, tenant: str | None = None, hours: int | None = None) -> api.UsageView:
@@ -234,7 +236,7 @@ class Client:
         return self._run(self._client.models())
 
     def webhooks(self) -> tuple[api.WebhookView, ...]:
-        """Return whom the pool calls when a job ends."""
+        """Return the webhooks that the pool calls when a job ends."""
         return self._run(self._client.webhooks())
 
     def add_webhook(
@@ -244,7 +246,7 @@ class Client:
         return self._run(self._client.add_webhook(url, events=events, secret=secret))
 
     def remove_webhook(self, webhook: str) -> None:
-        """Have the pool call it no more."""
+        """Stop the pool from calling this webhook."""
         self._run(self._client.remove_webhook(webhook))
 
     def join(self, host: str, *, incarnation: int = 0) -> api.Admission:

@@ -14,7 +14,7 @@ from resile_shared.http.api import JobSummary, JobView
 from .svg_chart import Chart, Series, line_chart, stacked_chart
 
 MAX_POINTS = 2000
-"""Of each curve: from then on every other one is dropped."""
+"""A curve with more points than this drops every other one."""
 
 
 @dataclass
@@ -71,7 +71,7 @@ def line(view: JobSummary) -> str:
 
 
 def display_for(job: str) -> Callable[[JobView], None]:
-    """Return what shows each look at a job, where this program runs."""
+    """Return what displays each view of a job where this program runs."""
     return _NotebookDisplay(job) if _is_notebook() else _TextDisplay()
 
 

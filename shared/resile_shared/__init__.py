@@ -1,1 +1,1 @@
-"""What every part of Resile speaks: errors and, with the pool, messages and the bus."""
+"""What all parts of Resile share: errors and, with the pool, messages and the bus."""

@@ -1,4 +1,4 @@
-"""The time that cores are given: that of the wall clock, which can be stepped, without its steps."""
+"""The time that cores are given: that of the wall clock, without the steps by which it can be set."""
 
 import time
 
@@ -8,8 +8,8 @@ MAX_SLEW = 0.1
 class SteadyClock:
     """Follows the wall clock, but at most a tenth faster or slower than time really passes.
 
-    So when someone sets the clock an hour forward, no deadline passes because of that, and what is recorded comes back
-    to the wall clock by and by.
+    So when someone sets the clock an hour forward, no deadline passes because of that, and what is recorded returns
+    to the wall clock gradually.
     """
 
     def __init__(self) -> None:

@@ -6,9 +6,9 @@ ENOUGH = 1 << 20
 
 
 def raise_descriptor_limit() -> None:
-    """Raise the limit of this process, and of those that it starts, as far as the system lets it, to 1,048,576 at most.
+    """Raise the limit of this process, and of those that it starts, as far as the system allows, to 1,048,576 at most.
 
-    Most systems start a process with 1,024, for the sake of programs that call `select`, and let it have far more.
+    Most systems start a process with 1,024, for the sake of programs that call `select`, and allow far more.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = ENOUGH if hard == resource.RLIM_INFINITY else min(hard, ENOUGH)

@@ -1,4 +1,4 @@
-"""The last events of a core, printed with every internal error: the story that led there."""
+"""The last events of a core, printed with every internal error: they show what led to it."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class RecentEvents:
 
     @contextmanager
     def handling(self, event: object) -> Iterator[None]:
-        """Record ``event``; raise what is raised while it is handled as an InternalError that tells the story."""
+        """Record ``event``; raise what is raised while it is handled as an InternalError that lists the last events."""
         self._events.append(event)
         try:
             yield

@@ -11,9 +11,9 @@ from .errors import UsageError
 
 MAX_REQUIREMENTS = 500
 MAX_REQUIREMENT = 1000
-"""Characters of one."""
+"""The maximum number of characters of one requirement."""
 POOL_PACKAGES = ("resile", "torch")
-"""They are those of the pool, whatever a job requires: its bits depend on them."""
+"""Packages that are always the pool's, whatever a job requires: its bits depend on them."""
 
 
 def parse_requirement(text: str) -> str:

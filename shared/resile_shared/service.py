@@ -42,7 +42,7 @@ from .telemetry.traces import set_up_logging, set_up_tracing
 logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 2.0
-"""For calls in threads to end when all else has ended."""
+"""Seconds that calls in threads have to end when all else has ended."""
 
 S = TypeVar("S", bound=ServiceSettings)
 
@@ -55,9 +55,9 @@ class ServiceContext(Generic[S]):
     settings: S
     bus: Bus
     is_ready: bool = False
-    """Set by the service once it can do its work."""
+    """Whether the service can do its work; the service sets it."""
     meter: Meter = field(default_factory=lambda: NoOpMeter("resile"))
-    """Makes the instruments of its metrics."""
+    """The maker of the instruments of the service's metrics."""
 
 
 Run = Callable[[ServiceContext[S]], Awaitable[None]]
@@ -96,7 +96,7 @@ def _run(runner: asyncio.Runner, name: str, settings: type[S], run: Run[S], argu
 
 
 async def serve(name: str, settings: S, run: Run[S]) -> None:
-    """Run a service in the present event loop until it ends, or a signal cancels it."""
+    """Run a service in the current event loop until it ends, or a signal cancels it."""
     set_up_logging(name, form=settings.log_format, level=settings.log_level)
     log_export = set_up_log_export(name)
     spans = SpanQueue(name)
@@ -172,7 +172,7 @@ def _observe(context: ServiceContext[S]) -> None:
 class Health(Generic[S]):
     """Probes for orchestrators: ``/healthz`` while the event loop runs, ``/readyz`` when the service can work.
 
-    Beside them ``/metrics``, for Prometheus.
+    It also serves ``/metrics``, for Prometheus.
     """
 
     def __init__(self, metrics: ServiceMetrics) -> None:

@@ -1,4 +1,4 @@
-"""The version of Resile that this process runs, and what is said to one that runs another.
+"""The version of Resile that this process runs, and the errors for those that run another.
 
 All services and hosts of a pool run the version of its registry.
 """
@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from .errors import ResileError
 
 VERSION = version("resile")
-"""Read once: a newer version may be installed while this process runs."""
+"""The version of this process. It is read once: a newer one may be installed while the process runs."""
 
 
 class VersionMismatch(ResileError):
@@ -29,7 +29,7 @@ class OtherVersionInstalled(ResileError):
 
 
 def check_installed() -> None:
-    """Raise OtherVersionInstalled after an upgrade under this process: a process of it would not fit the others."""
+    """Raise OtherVersionInstalled if Resile was upgraded while this process runs: new processes would not fit it."""
     try:
         installed = version("resile")
     except PackageNotFoundError:  # in the middle of an upgrade

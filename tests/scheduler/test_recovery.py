@@ -172,11 +172,11 @@ def test_a_failure_has_the_reason_that_was_reported_first() -> None:
     bench = running(1)
     bench.host("host-2", 1)
     bench.beat(worker(1, 0), host="host-2")
-    bench.report(Failed(message="no member has a whole state any more", is_state_lost=True), worker=0)
+    bench.report(Failed(message="no worker has the complete state any more", is_state_lost=True), worker=0)
     bench.beat(gone(0, kind="abandoned"))
     bench.now += 3.0
     bench.tell(Tick())
-    assert "no member has a whole state any more: no worker is left" in bench.histories["job-1"][-1].reason
+    assert "no worker has the complete state any more: no worker is left" in bench.histories["job-1"][-1].reason
 
 
 def test_a_script_that_one_member_refuses_fails_its_job_though_the_others_noticed_nothing() -> None:
@@ -223,7 +223,7 @@ def test_a_job_without_survivors_starts_again_from_its_checkpoint() -> None:
 def test_members_that_have_no_whole_state_any_more_make_the_job_start_again() -> None:
     bench = running(2)
     for number in (0, 1):
-        bench.report(Failed(message="no member has a whole state any more", is_state_lost=True), worker=number)
+        bench.report(Failed(message="no worker has the complete state any more", is_state_lost=True), worker=number)
     bench.beat(gone(0, kind="abandoned"), gone(1, kind="abandoned"))
     order = bench.newest()
     assert (order.cold_start, order.resume, len(order.placements)) == (True, True, 2)

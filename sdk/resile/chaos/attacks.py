@@ -91,7 +91,7 @@ _ONE_TARGET = {
     AttackKind.DRAIN: TargetKind.HOST,
     AttackKind.DUPLICATE: TargetKind.SCHEDULER,
 }
-"""The only possible target of some kinds."""
+"""The only possible target of some kinds of attack."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ class Attack:
     other: str = ""
     """The part of the network from which a host is cut off; empty: from all."""
     priority: int = 0
-    """The new one."""
+    """The new priority of the job, for an attack that changes it."""
 
     def __str__(self) -> str:
         other = f" from {self.other}" if self.other else ""
@@ -161,7 +161,7 @@ def parse(what: TargetKind, name: str) -> Target:
 
 
 MENU = tuple((kind, what) for kind in AttackKind for what in TargetKind if not refusal(kind, what))
-"""All valid combinations."""
+"""All valid combinations of an attack and a target."""
 
 
 def check_name(name: str) -> None:

@@ -53,7 +53,7 @@ class Campaign:
     observer: Observer
     recovery: RecoveryWatcher
     jobs: list[str]
-    """The current ones."""
+    """The ids of the jobs that are training now."""
     log: Log
     account: Path | None = None
     """The file to which the members of the jobs write what they commit."""
@@ -62,7 +62,7 @@ class Campaign:
     accepted: list[str] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     oversubscribed: list[str] = field(default_factory=list)
-    """When a host was seen with more workers than slots."""
+    """A description of each time that a host was seen with more workers than slots."""
     torn: set[tuple[str, int]] = field(default_factory=set)
     """Jobs and iterations of checkpoints that were seen with a manifest and without all their parts."""
     skipped: list[Skipped] = field(default_factory=list)
@@ -71,7 +71,7 @@ class Campaign:
     """Jobs that were stopped on purpose."""
     began: float = field(default_factory=time.time)
     is_aborted: bool = False
-    """A job failed: the campaign stops attacking."""
+    """Whether a job failed, so that the campaign stops attacking."""
 
     async def run(self, *, seed: int, seconds: float, sha256: str | None) -> CampaignRecord:
         """Attack for ``seconds``, wait until the last jobs complete, and return the record. Raises ResileError."""

@@ -16,11 +16,11 @@ from .observation import Observations
 from .recovery import InjectedAttack
 
 CLOCK_SECONDS = 0.5
-"""How long before the recorded beginning of the attack its first effect may be."""
+"""The first effect of an attack may be recorded up to this many seconds before the attack itself."""
 KEPT_SECONDS = 30.0
 """The longest time that services take to send their steps and to publish history items, on a busy machine."""
 EVENT_SECONDS = 2.0
-"""How long after a recovery its history item may come."""
+"""The history item of a recovery may arrive up to this many seconds after the recovery."""
 _POLL_SECONDS = 0.2
 
 

@@ -121,7 +121,7 @@ class AttackInjector:
 
 @asynccontextmanager
 async def _attack_process(lasting: LastingAttack) -> AsyncIterator[float]:
-    """LastingAttack an attack at most while the block runs; give when it began."""
+    """Run a lasting attack for at most the duration of the block; yield its start time."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-P", "-m", "resile.chaos.lasting_attack", lasting.model_dump_json()),
         stdin=asyncio.subprocess.PIPE,

@@ -24,7 +24,7 @@ from ..pool.namespaces import Namespaces
 from .attacks import AttackKind
 from .second_scheduler import second_scheduler
 
-ON_SECONDS, OFF_SECONDS = 0.02, 0.08  # of what is slowed
+ON_SECONDS, OFF_SECONDS = 0.02, 0.08  # a slowed process runs and stands still in turn
 _BLOCK_BYTES = 1 << 20
 
 
@@ -37,16 +37,16 @@ class LastingAttack(BaseModel):
     with_descendants: bool = False
     home: Path = Path()
     part: str = ""
-    """Of the pool's network."""
+    """The part of the pool's network that is attacked."""
     other: str = ""
-    """The part from which it is cut off; empty: from all."""
+    """The part from which ``part`` is cut off; empty: from all."""
     rate: str = ""
     ballast: Path = Path()
-    """The file that takes all space."""
+    """The file that takes up all free space of the storage."""
 
 
 def main() -> int:
-    """LastingAttack what the first argument says."""
+    """Apply the attack that the first argument describes."""
     lasting = LastingAttack.model_validate_json(sys.argv[1])
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     deadline = time.monotonic() + lasting.seconds

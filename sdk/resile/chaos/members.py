@@ -53,9 +53,9 @@ class Start:
     iteration: int
     before: Sequence[MemberCommit]
     lineage: Sequence[MemberCommit]
-    """Of these, what its own lineage committed; empty: it starts from a checkpoint or from nothing."""
+    """The commits in ``before`` by the generation's own lineage; empty: it starts from a checkpoint or from nothing."""
     has_survivor: bool
-    """Whether a worker of it had committed something before."""
+    """Whether a worker of this generation had committed an iteration before."""
 
 
 def read_commits(text: str) -> dict[str, list[MemberCommit]]:

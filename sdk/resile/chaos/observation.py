@@ -34,16 +34,16 @@ class Observations:
     """Everything reported so far."""
 
     events: list[JobEvent] = field(default_factory=list)
-    """Of all jobs, in the order of the stream."""
+    """The events of all jobs, in the order of the stream."""
     commits: defaultdict[str, list[Commit]] = field(default_factory=lambda: defaultdict(list))
     members: dict[tuple[str, int], frozenset[int]] = field(default_factory=dict)
-    """Of a generation of a job that took effect."""
+    """The workers of each generation that took effect, by job and generation."""
     checkpoints: defaultdict[str, list[Saved]] = field(default_factory=lambda: defaultdict(list))
     """The complete checkpoints of each job."""
     completed: dict[str, float] = field(default_factory=dict)
-    """When a job had completed."""
+    """When each job completed, in seconds since the epoch."""
     stopped: dict[str, float] = field(default_factory=dict)
-    """When a job was stopped."""
+    """When each job was stopped, in seconds since the epoch."""
     sequences: defaultdict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     """The sequences of all messages that were read, by reader: ``pool``, or a stream of a job."""
 
@@ -88,7 +88,7 @@ class Observer:
     def __init__(self, client: AsyncClient) -> None:
         self.seen = Observations()
         self.fault = ""
-        """Why reading failed."""
+        """Why reading failed; empty: it did not."""
         self._client = client
         self._tasks: dict[str, asyncio.Task[None]] = {}
 

@@ -36,9 +36,9 @@ class PlannedAttack:
     seconds: float
     pick: float
     pause_seconds: float
-    """Before it."""
+    """Seconds to wait before the attack."""
     waits: bool
-    """Until the pool has recovered from all previous attacks."""
+    """Whether to wait first until the pool has recovered from all previous attacks."""
 
 
 def planned_attacks(seed: int, possible: Sequence[tuple[AttackKind, TargetKind]]) -> Iterator[PlannedAttack]:

@@ -26,7 +26,7 @@ class PoolProcesses:
     def __init__(self, supervisor: int, *, object_store: int | None = None) -> None:
         self._supervisor = supervisor
         self.object_store = object_store
-        """The local server that serves the storage, if there is one."""
+        """Process id of the local server that serves the storage; None: there is none."""
 
     def hosts(self) -> dict[str, int]:
         """Return the agents that run, by host."""

@@ -1,8 +1,8 @@
 """When a pool has recovered from an attack, from its reports and by probing it.
 
 A job has recovered when a generation without the victims commits an iteration, or any generation does after the attack.
-A host has when it is up, with a higher incarnation if its agent was killed; a service when it is ready and has done
-something that only it can do.
+A host has recovered when it is up, with a higher incarnation if its agent was killed; a service, when it is ready and
+has done something that only it can do.
 """
 
 import asyncio
@@ -40,7 +40,7 @@ class InjectedAttack:
     workers: dict[str, frozenset[int]] = field(default_factory=dict)
     """The workers that were hit, by job."""
     incarnation: int = 0
-    """Of the host that was hit."""
+    """The incarnation of the host that was hit."""
     detail: str = ""
     damaged: int | None = None
     """The iteration of the checkpoint that was damaged."""

@@ -18,7 +18,7 @@ from ..pool.namespaces import Namespaces
 
 READY_SECONDS = 30.0
 CONTEST_SECONDS = 2.0
-"""How long both run, once the first is no longer frozen."""
+"""Seconds for which both schedulers run once the first is no longer frozen."""
 
 
 @contextlib.contextmanager

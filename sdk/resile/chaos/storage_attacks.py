@@ -79,7 +79,7 @@ class Checkpoints:
         names = [key.removeprefix(FOLDER).removesuffix(_MANIFEST) for key in self._objects.sizes(FOLDER)]
         known = [found for name in names if CheckpointId.parse(name) and (found := self._manifest(name))]
         broken = [manifest for manifest in known if not self._is_intact(manifest)]
-        # Whoever deletes a checkpoint deletes its manifest first.
+        # The manifest of a checkpoint is deleted before its parts.
         return [m.checkpoint.iteration for m in broken if self._manifest(m.checkpoint.name) is not None]
 
     def _intact(self) -> list[Manifest]:

@@ -48,7 +48,7 @@ class CampaignRecord:
     outcomes: Sequence[Outcome]
     undisturbed_sha256: str
     oversubscribed: Sequence[str] = ()
-    """When a host was seen with more workers than slots."""
+    """A description of each time that a host was seen with more workers than slots."""
     members: Mapping[str, Sequence[MemberCommit]] | None = None
     """What the members of each job committed by their own account; None: the script keeps none."""
     agent_logs: Mapping[str, str] = field(default_factory=dict)

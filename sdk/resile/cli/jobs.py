@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 app = typer.Typer(rich_markup_mode=None)
 MAX_NAMED = 10
-"""Of the files that are not sent."""
+"""At most this many of the files that are not sent are named."""
 _FROM_NOW = re.compile(r"([0-9]{1,5})([mhd])")
 
 
@@ -58,7 +58,7 @@ def submit(
     ] = None,
     min_workers: Annotated[
         int | None,
-        typer.Option(metavar="N", help="Minimum number of workers: wait until so many slots are free. Default: 1."),
+        typer.Option(metavar="N", help="Minimum number of workers: wait until this many slots are free. Default: 1."),
     ] = None,
     sizes: Annotated[
         str, typer.Option(metavar="N,N,...", help="Only these numbers of workers: 1,2,4,8. Default: any.")
@@ -68,7 +68,7 @@ def submit(
         typer.Option(
             metavar="N",
             help="Run a script that knows nothing of Resile on N slots at once, as torchrun would: with RANK, "
-            "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Its bits are not promised.",
+            "WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Its results are not guaranteed to be bit-identical.",
         ),
     ] = None,
     restartable: Annotated[

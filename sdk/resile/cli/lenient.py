@@ -1,4 +1,4 @@
-"""A stream for what is shown beside the work: its faults cost text, never the work."""
+"""A stream for output that accompanies the work: its faults lose text, and never stop the work."""
 
 import errno
 import io
@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 _MAY_PASS = (errno.ENOSPC, errno.EDQUOT, errno.EAGAIN)
-"""After these the next text may be written again; a reader or a terminal that is gone does not come back."""
+"""Errors after which a later write may succeed; a reader or a terminal that is gone does not come back."""
 
 
 class LenientStream(io.TextIOBase, TextIO):
@@ -23,7 +23,7 @@ class LenientStream(io.TextIOBase, TextIO):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """That of the other stream."""
+        """The encoding of the other stream."""
         return self._stream.encoding or "utf-8"
 
     def fileno(self) -> int:

@@ -137,7 +137,7 @@ def show(document: object, lines: Iterable[str], *, as_json: bool) -> None:
 def logger_beside(*, as_json: bool) -> Callable[[str], None]:
     """Return a function that prints a line at once; with ``as_json``, stdout belongs to the JSON.
 
-    It never raises: what supervises goes on if nobody reads what it says, or the disk with its output is full.
+    It never raises: a supervisor goes on if nobody reads its output, or if the disk that holds it is full.
     """
 
     def log(text: str) -> None:

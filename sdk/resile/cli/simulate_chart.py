@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from resile_scheduler.simulation.outcome import JobOutcome, Outcome, Steps
 
 MOST_NAMED = 12
-"""So many jobs have a legend, and the numbers of their workers in the picture."""
+"""The picture has a legend, and shows the numbers of workers, for at most this many jobs."""
 NUM_MOMENTS = 2000
-"""The picture has so many columns at most."""
+"""The picture has at most this many columns."""
 UNITS = ((86400.0 * 3, 86400.0, "days"), (3600.0 * 3, 3600.0, "hours"), (300.0, 60.0, "minutes"), (0.0, 1.0, "seconds"))
 FREE = "#d9d9d9"
 Floats = NDArray[np.float64]

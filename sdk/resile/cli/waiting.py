@@ -20,7 +20,7 @@ PLAIN_SECONDS = 5.0
 
 
 Board = Callable[[Iterable[JobSummary]], None]
-"""Shows jobs as they are now."""
+"""A function that shows jobs as they are now."""
 
 
 async def wait(client: AsyncClient, names: list[str], *, quiet: bool) -> tuple[JobSummary, ...]:

@@ -9,17 +9,17 @@ class CallHeader(NamedTuple):
     """What a member calls, and what it knows."""
 
     generation: int
-    """The newest that it has formed."""
+    """The newest generation that the member has formed."""
     call: str
-    """As text, with the dtypes and shapes of what is reduced."""
+    """The call as text, with the dtypes and shapes of what is reduced."""
     is_leaving: bool = False
     is_enrolled: bool = False
-    """Whether it has announced itself at a new rendezvous, after the loss of its own."""
+    """Whether the member has announced itself at a new rendezvous, after the loss of its own."""
     digest: str = ""
-    """Of the state, where initial members compare it."""
+    """Digest of the state, where initial members compare it; empty elsewhere."""
 
     def encode(self) -> bytes:
-        """As bytes."""
+        """Return the header as bytes."""
         return orjson.dumps(list(self))
 
     @staticmethod

@@ -65,13 +65,13 @@ class Contributions:
         if next(remaining, None) is not None:
             raise _wrong_number(num_given + 1 + sum(1 for _ in remaining), num_held)
         self.partials = [list(bucket) for bucket in zip(*folded, strict=True)]
-        """[bucket][piece]."""
+        """The partial sums, as [bucket][piece]."""
         self.sums = [bucket[0] for bucket in self.partials]
-        """[bucket]: where the sum is to be written."""
+        """For each bucket, the tensor that receives the sum."""
 
     @property
     def signature(self) -> Signature:
-        """That of each value."""
+        """The signature of each value."""
         assert self._signature is not None
         return self._signature
 

@@ -14,7 +14,7 @@ from .rendezvous import parse_address
 
 RETRY_SECONDS = 0.1
 REENROLL_SECONDS = 5.0
-"""For which a member waits for the others, before it announces itself once more."""
+"""Seconds for which a member waits for the others before it announces itself again."""
 _MAX_LINE_BYTES = 1 << 16
 
 
@@ -26,7 +26,7 @@ class JoinRefused(ResileError):
 
 
 class JoinTimeout(ResileError):
-    """The group did not start, or did not take this process in, in time."""
+    """The group did not start, or did not admit this process, in time."""
 
     def __init__(self, address: str, seconds: float, reason: str) -> None:
         super().__init__(f"join: {reason} after {seconds:g} seconds (the rendezvous is {address})")
@@ -64,7 +64,7 @@ class Enrollment:
             time.sleep(RETRY_SECONDS)
 
     def timed_out(self, reason: str) -> JoinTimeout:
-        """The error of a join that waited in vain."""
+        """Return the error of a join that took too long."""
         return JoinTimeout(self._address, self._timeout, reason)
 
     def _connect(self) -> socket.socket:
@@ -118,7 +118,7 @@ class Enrollment:
 class Reenrollment:
     """Announces a member again, on a thread of its own, when its rendezvous is back; until `take` or `close`.
 
-    ``begin`` returns an enrollment for so many seconds.
+    ``begin`` returns an enrollment for a number of seconds.
     """
 
     def __init__(self, begin: Callable[[float], Enrollment]) -> None:
@@ -141,7 +141,7 @@ class Reenrollment:
             return enrolled
 
     def close(self) -> None:
-        """Announce the member no longer."""
+        """Stop announcing the member."""
         if enrolled := self.take():
             enrolled.sock.close()
 

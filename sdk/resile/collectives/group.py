@@ -34,8 +34,8 @@ def join(
     The group starts with ``size`` members or more, which bring equal ``state``; a member that comes later receives it.
     Values of ``state`` are tensors, objects with ``state_dict`` and ``load_state_dict``, and plain values; tensors and
     objects are loaded in place. ``num_shards`` is the number of values that an all-reduce adds up, whatever the number
-    of members, and the most members that it can have; None: one value for each member. ``timeout``, in seconds, is of
-    this call and of each later one.
+    of members, and the maximum number of members; None: one value for each member. ``timeout``, in seconds, limits this
+    call and each later one.
 
     The group belongs to the thread that joined. Raises JoinRefused, JoinTimeout, MembersDiffer when initial members
     have different states, and UsageError.
@@ -103,7 +103,7 @@ class Group:
 
     @property
     def member(self) -> int:
-        """The id of this member, which no other has as long as the rendezvous lives. A new one numbers them again."""
+        """The id of this member, unique as long as the rendezvous lives. A new rendezvous assigns new ids."""
         return self._member.number
 
     @property
@@ -141,8 +141,8 @@ class Group:
 
         The state is that after all iterations so far, and the same on all members: change it after the last operation
         of an iteration. Members that were lost meanwhile are dropped without an error. Raises CallsDiffer,
-        MemberTimeout, Removed, RendezvousLost, StateLost if no member with a whole state is left, and JoinTimeout if
-        the members do not find each other again at a restarted rendezvous.
+        MemberTimeout, Removed, RendezvousLost, StateLost if no member with the complete state is left, and JoinTimeout
+        if the members do not find each other again at a restarted rendezvous.
         """
         self._at_boundary(partial(Member.pass_boundary, call=BOUNDARY, is_leaving=False))
         self._is_open = True

@@ -30,7 +30,7 @@ class Removed(ResileError):
 
 
 class RendezvousLost(ResileError):
-    """The rendezvous does not answer any more, and a change of the membership needs it."""
+    """The rendezvous no longer answers, and a change of the membership needs it."""
 
     def __init__(self, address: str) -> None:
         super().__init__(
@@ -51,7 +51,7 @@ class CallsDiffer(ResileError):
 
 
 class MemberTimeout(ResileError):
-    """An operation did not end in time. The group cannot be used any more by this member."""
+    """An operation did not end in time. This member can no longer use the group."""
 
     def __init__(self, seconds: float, call: str, missing: Sequence[int]) -> None:
         names = ", ".join(map(str, missing))
@@ -72,7 +72,7 @@ class Aborted(ResileError):
 
 
 def _around(call: str, first: int) -> str:
-    """A call as text; of a long one what surrounds character ``first``, where it differs."""
+    """Return a call as text; if it is long, only the part around character ``first``, where it differs."""
     if len(call) <= _LINE:
         return call
     start = max(0, first - _LINE // 2)

@@ -34,7 +34,7 @@ from .watchdog import Watchdog
 
 PROGRESS_SECONDS = 0.1
 IDLE_SECONDS = 0.001
-"""Between two rounds at a boundary where a member waits to leave."""
+"""Seconds between two rounds at a boundary where a member waits to leave."""
 
 
 class FoundAgain(Exception):
@@ -49,7 +49,7 @@ class HasLeft(Exception):
 
 
 class Member:
-    """One process as a worker of the rendezvous at ``address``. For the thread that made it, but for `abort`.
+    """One process as a worker of the rendezvous at ``address``. Only `abort` may be called from other threads.
 
     ``enrollment`` is given the size of the group, and the seconds for which this member announces itself again.
     """
@@ -97,10 +97,10 @@ class Member:
 
     @contextmanager
     def call(self, name: str) -> Iterator[None]:
-        """Run a call of the user: it is watched, and an error that this member cannot go on after closes it.
+        """Run a call of the user under the watchdog; an error after which this member cannot go on closes it.
 
-        What a lost member and calls that differ leave behind is whole. A state that cannot be sent is one that others
-        wait for.
+        The state is intact after the loss of a member, and after calls that differ. A state that cannot be sent is one
+        that others wait for.
         """
         if self.is_closed:
             raise UsageError(f"{name}: this member has left the group; call join() again")

@@ -1,4 +1,4 @@
-"""The state of a member: what a joiner receives, and a member that is behind after a loss."""
+"""The state of a member, which joiners receive, and members that are behind after a loss."""
 
 from collections.abc import Mapping, MutableMapping
 from typing import Any

@@ -13,7 +13,7 @@ from resile_shared.messages.jobs import MAX_WORKERS
 from resile_shared.messages.message import Id, Message, Positive, Text
 
 MAX_MEMBERS = MAX_WORKERS - 1
-"""Of a group. One less than a job may have: a job with as many as possible asks its script for a maximum."""
+"""The maximum number of members of a group. `MAX_WORKERS` as the maximum of a job means that none was given."""
 MembersCount = Annotated[int, Field(ge=1, le=MAX_MEMBERS)]
 
 

@@ -52,14 +52,14 @@ class Connection:
         self.host = f"member-{number}"
         self.hello = hello
         self.worker: int | None = None
-        """Its id as a worker, once it has one."""
+        """The id of the process as a worker, once it has one."""
         self.is_leaving = False
-        """Whether it leaves by itself."""
+        """Whether the member leaves of its own accord."""
         self._writer = writer
         self._is_stopped = False
 
     def send(self, message: Message) -> None:
-        """Send ``message``; nothing once the process is gone, or is no member any more."""
+        """Send ``message``, unless the process is gone or is no longer a member."""
         if not self._writer.is_closing() and not self._is_stopped:
             self._writer.write(encode(message))
 
@@ -68,7 +68,7 @@ class Connection:
         self._writer.close()
 
     def stop(self) -> None:
-        """The process is no member any more. Until it has read so, at most `LINGER_SECONDS`, its connection stays open.
+        """Tell the process that it is no longer a member; its connection stays open for at most `LINGER_SECONDS`.
 
         A process that was frozen may send before it reads: an answer that the connection is closed would lose the rest.
         """
@@ -95,13 +95,13 @@ class RendezvousServer:
         self._settings = settings
         self._clock = SteadyClock()
         self._connections: dict[str, Connection] = {}
-        """By host: all processes that may become, or are, members of the present group."""
+        """The connections of all processes that are members of the current group, or may become members, by host."""
         self._pool: InMemoryPool | None = None
-        """Of the present group, once it has started."""
+        """The pool of the current group, once it has started."""
         self._has_orders = False
-        """Whether the present group has a generation."""
+        """Whether the current group has a generation."""
         self._is_formed = False
-        """Whether members of the present group have reported that they are in one."""
+        """Whether a member of the current group has reported that a generation took effect."""
         self._numbers = 0
         self._groups = 0
         self._timers: set[asyncio.TimerHandle] = set()
@@ -153,11 +153,11 @@ class RendezvousServer:
 
     @property
     def _is_awaiting_members(self) -> bool:
-        """Whether members of a group whose rendezvous was lost have come, which is not formed again yet."""
+        """Whether members of a group that lost its rendezvous have come, and the group is not formed again yet."""
         return not self._is_formed and any(other.hello.is_member for other in self._connections.values())
 
     def _defer_others(self) -> None:
-        """Let processes that are no members ask again later: they would bring another state to the start."""
+        """Let processes that are not members ask again later: they would bring another state to the start."""
         for host, other in list(self._connections.items()):
             if not other.hello.is_member:
                 del self._connections[host]
@@ -231,7 +231,7 @@ class RendezvousServer:
             self._end_group()
 
     def _end_group(self) -> None:
-        """Nobody goes on: all but those that leave by themselves join anew, and start another group."""
+        """End the group: all members except those that are leaving join again, and start another group."""
         for connection in self._connections.values():
             if not connection.is_leaving:
                 connection.stop()
@@ -257,7 +257,7 @@ class RendezvousServer:
                 self._on_record(record)
 
     def _on_record(self, record: JobRecord) -> None:
-        """Stop all members if nobody has the state of the group: those that are left join anew."""
+        """Stop all members if none has the state of the group any longer: those that are left join again."""
         has_started = self._has_orders
         self._has_orders = record.state not in (JobState.ACCEPTED, JobState.QUEUED)
         if has_started and not (self._has_orders and not record.state.is_final):
@@ -292,7 +292,7 @@ class Rendezvous:
     def __init__(self, listener: socket.socket, settings: RendezvousSettings) -> None:
         host, port = listener.getsockname()[:2]
         self.address = f"{host}:{port}"
-        """What members pass to `join`."""
+        """The address that members pass to `join`."""
         self._loop = asyncio.new_event_loop()
         self._server = RendezvousServer(settings)
         self._task: asyncio.Task[None] | None = None
@@ -301,7 +301,7 @@ class Rendezvous:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop serving. Members go on with whom they have, and cannot change their number any more."""
+        """Stop serving. The group goes on, and its membership can no longer change."""
         with suppress(RuntimeError):  # it is closed already
             self._loop.call_soon_threadsafe(self._cancel)
         self._thread.join()
@@ -341,8 +341,8 @@ class Rendezvous:
 def serve(address: str = "127.0.0.1:0", *, detection_seconds: float = 3.0, token: str = "") -> Rendezvous:
     """Serve a rendezvous on ``address`` ("host:port", port 0: a free one) in a thread of this process.
 
-    Processes that do not know ``token`` are refused; without one, whoever reaches the address may join. A member that
-    is silent for ``detection_seconds`` is removed. Raises UsageError if the address cannot be listened on.
+    Processes that do not know ``token`` are refused; without one, any process that reaches the address may join. A
+    member that is silent for ``detection_seconds`` is removed. Raises UsageError if the address cannot be listened on.
     """
     if not detection_seconds > 0:
         raise UsageError(f"detection_seconds is {detection_seconds:g}: it must be above 0")

@@ -24,7 +24,7 @@ class Watchdog:
         self._deadline = None
 
     def close(self) -> None:
-        """Watch no longer."""
+        """Stop watching."""
         self._is_over.set()
 
     def _run(self) -> None:

@@ -44,16 +44,16 @@ class Recording:
     points: dict[str, list[Point]] = field(default_factory=dict)
     steps: list[Step] = field(default_factory=list)
     slots: list[tuple[float, int]] = field(default_factory=list)
-    """How many slots the living hosts had, each with the second from which it holds."""
+    """The number of slots of the living hosts over time: each with the second from which it holds."""
     killed: set[tuple[str, int]] = field(default_factory=set)
     """Hosts that were killed, with their incarnations."""
 
     def note(self, text: str, *, now: float) -> None:
-        """Keep a step of the story."""
+        """Record a step of the story."""
         self.steps.append(Step(now - self.began, text))
 
     def add(self, jobs: Iterable[JobSummary], *, now: float) -> None:
-        """Take in what a look at the pool has shown."""
+        """Record the progress of jobs that a poll of the pool has shown."""
         for job in jobs:
             points = self.points.setdefault(job.id, [])
             if not points or job.iteration > points[-1].iteration:

@@ -112,7 +112,7 @@ class Story:
     async def _until(
         self, what: str, workers: dict[str, int], *, stay: dict[str, int] | None = None, over: Sequence[str] = ()
     ) -> None:
-        """Look until the jobs have so many workers, have trained so long with them, and others are over."""
+        """Poll until jobs have these workers, have trained ``stay`` iterations with them, and others are over."""
         reached: dict[str, int] = {}
         deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:

@@ -51,7 +51,7 @@ class CallbackState:
         ]
 
     def digest(self, more: object = None) -> int:
-        """A number that workers have in common whose callbacks, and ``more``, are in the same state."""
+        """Return a number that is the same on all workers whose callbacks, and ``more``, are in the same state."""
         return crc32(repr((more, [sorted(known.items()) for known in self.changed()])).encode())
 
     def load(self, received: list[Attributes]) -> None:

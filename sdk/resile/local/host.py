@@ -41,9 +41,9 @@ from .storage import local_folder
 
 NAME = "local"
 MAX_UNLOADED = 3
-"""Fork servers in a row that may end during their imports."""
+"""The run fails when this many fork servers in a row end during their imports."""
 SLOTS_PER_WORKER = 2
-"""So that a new worker need not wait for the process of an old one to end."""
+"""Slots for each worker, so that a new one need not wait for the process of an old one to end."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class HostObserver:
 
     post: Callable[[HostHello | HostFailed | HostEvent], None]
     print_line: Callable[[int, Stream, str], None]
-    """With the worker that printed it."""
+    """Called with the worker, the stream, and the line that it printed."""
     note: Callable[[Noted], None]
 
 
@@ -121,7 +121,7 @@ class LocalHost:
         await self._datasets.close()
 
     def add_slots(self, *, workers: int) -> None:
-        """Have slots for ``workers``, and post a hello that says so, unless there are as many already."""
+        """Add slots for ``workers``, and post a hello with them, unless there are enough already."""
         if SLOTS_PER_WORKER * workers > self._num_slots:
             self._num_slots = SLOTS_PER_WORKER * workers
             self._post_hello()
@@ -140,7 +140,7 @@ class LocalHost:
         )
 
     async def keep(self) -> None:
-        """Start again whenever the fork server ends. Raises ResileError if several in a row cannot load."""
+        """Restart the fork server whenever it ends. Raises ResileError if several in a row cannot load."""
         num_unloaded = 0
         while True:
             try:
@@ -177,11 +177,11 @@ class LocalHost:
         await self._runner.wait_closed()
 
     def tick(self) -> None:
-        """Let its agent look at the time."""
+        """Send its agent a tick."""
         self._observer.post(HostEvent(NAME, self._incarnation, agent.Tick(is_bus_up=True)))
 
     async def carry_out(self, command: HostCommand) -> None:
-        """Do what its agent has decided; nothing, if that was of an earlier incarnation."""
+        """Carry out a command of its agent; one of an earlier incarnation has no effect."""
         if command.incarnation != self._incarnation:
             return
         match command.command:

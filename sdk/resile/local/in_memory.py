@@ -38,7 +38,7 @@ class HostFailed:
 
 
 Event = HostHello | HostFailed | HostEvent | scheduler.Event
-"""A hello adds a host, or changes the slots of one that has the same incarnation."""
+"""Events that a pool handles. A hello adds a host, or changes the slots of one that has the same incarnation."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class StartTimer:
 
 
 Command = scheduler.StoreJob | scheduler.WriteAllocation | scheduler.Reply | Report | HostCommand | StartTimer
-"""A report was delivered already; it is passed on to show it. What has to be stored precedes what depends on it."""
+"""Commands to carry out; a store precedes what depends on it. A report is for display: it was delivered already."""
 
 
 class InMemoryPool:

@@ -15,7 +15,7 @@ KEEP_SECONDS = 30 * 86400.0
 def kernel_folder(home: Path) -> Path:
     """Make the folder of this host and version of PyTorch in ``home``, and remove those that were not used for a month.
 
-    All runs of a home are one user's, so none can make another execute what that could not execute itself. Raises
+    All runs of a home belong to one user, so none can make another execute code that it could not run itself. Raises
     OSError.
     """
     kernels = home / "kernels"

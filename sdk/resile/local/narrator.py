@@ -21,7 +21,7 @@ class Narrator:
 
     def __init__(self, steps: Sequence[PlanStep]) -> None:
         self.progress: Progress | None = None
-        """The newest."""
+        """The newest progress that was reported."""
         self.lowest_rank: int | None = None
         """The worker whose output stands for all; None while nothing trains."""
         self._steps = steps

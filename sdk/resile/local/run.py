@@ -35,9 +35,9 @@ from .storage import fetch_model, has_checkpoint, try_storage
 SUBMIT, PAUSE, STOP = "submit", "pause", "stop"
 TICK_SECONDS = 1.0
 SCRIPT_SECONDS = 5.0
-"""How long a stop waits for the script when training is complete meanwhile: there is nothing to save."""
+"""Seconds that a stop waits for the script if training is complete meanwhile: there is nothing to save."""
 STORAGE_SECONDS = 60.0
-"""How long a stop waits for its checkpoint once a worker warns, as it does if the storage does not take it."""
+"""Seconds that a stop waits for its checkpoint once a worker warns, as it does if the storage does not accept it."""
 OnEvent = Callable[[RunEvent], None]
 
 
@@ -247,7 +247,7 @@ class LocalRun:
     # what the user sees
 
     def _print(self, worker: int, stream: Stream, line: str) -> None:
-        """Show a line; what workers complain of while they are killed is for the log alone."""
+        """Show a line; what workers write to stderr during a stop goes to the log alone."""
         if not (self._is_stopping and stream == "stderr"):
             self._on_event(Printed(worker, stream, line, is_lowest_rank=worker == self._leader))
 

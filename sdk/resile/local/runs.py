@@ -31,7 +31,7 @@ from resile_shared.validation import phrase
 KEEP_RUNS = 20
 LOCK_SECONDS = 10.0
 _REMOVED = ".removed-"
-"""Begins the names of folders that are being deleted."""
+"""Prefix of the names of folders that are being deleted."""
 _ID = re.compile(r"[a-z0-9][a-z0-9-]*-[0-9a-f]{6}")
 
 
@@ -44,13 +44,13 @@ class Journal:
     name: str = ""
     storage: str = ""
     record: JobRecord | None = None
-    """The newest."""
+    """The newest record of the job."""
     history: tuple[HistoryItem, ...] = ()
-    """The whole of it."""
+    """The whole history of the job."""
     generation: int = 0
-    """The newest that was allocated."""
+    """The newest generation that was allocated."""
     batches: tuple[BatchStep, ...] = ()
-    """Those of another run, which this one replays."""
+    """The batches of another run, which this one replays."""
 
 
 class RunFolder:

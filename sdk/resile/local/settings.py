@@ -30,9 +30,9 @@ class RunSettings:
     script: Path
     args: tuple[str, ...] = ()
     workers: int | None = None
-    """No more start than the training call has shards. None: one for each core, at most `MAX_DEFAULT_WORKERS`."""
+    """The number of workers, at most one for each shard. None: one for each core, at most `MAX_DEFAULT_WORKERS`."""
     plan: tuple[PlanStep, ...] | None = None
-    """The same, from iteration to iteration."""
+    """The numbers of workers from iteration to iteration."""
     batches: tuple[BatchStep, ...] = ()
     """The batches of another run, which this one replays; empty: none."""
     requirements: tuple[str, ...] = ()
@@ -50,7 +50,7 @@ class RunSettings:
     output: Path | None = None
     """Where to copy the trained model."""
     detection_seconds: float = 3.0
-    """A worker that is silent for so long is lost."""
+    """A worker that is silent for this many seconds is lost."""
 
     def __post_init__(self) -> None:
         if sys.platform != "linux":

@@ -9,7 +9,7 @@ from resile_shared.bus.nats_server import NatsServer
 
 CHECK_SECONDS = 2.0
 LEAST_FREE_BYTES = 16 << 20
-"""With less, the disk counts as full."""
+"""With less free space than this, the disk counts as full."""
 _REFUSED = b"no space left on device"
 
 

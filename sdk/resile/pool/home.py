@@ -29,7 +29,7 @@ class RunningPool(BaseModel):
     token: str
     pid: int
     chaos: bool = False
-    """Whether it may be attacked with `resile chaos`."""
+    """Whether the pool may be attacked with `resile chaos`."""
 
 
 class PoolHome:

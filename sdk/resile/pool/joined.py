@@ -37,7 +37,7 @@ class JoinOptions:
     name: str
     slots: int | None = None
     data_cache_bytes: int = MAX_BYTES
-    """What fetched datasets may take on the disk."""
+    """Disk space that fetched datasets may take."""
     labels: Mapping[str, str] = field(default_factory=dict)
     address: str | None = None
     """Address of the workers here for those on other hosts; None: the one used to reach the pool."""

@@ -41,7 +41,7 @@ class Part(BaseModel):
     name: str
     namespace: str
     port: str
-    """The end of its cable at the bridge; the other one is ``eth0`` inside."""
+    """The end of the part's virtual cable at the bridge; the other end is ``eth0`` in the namespace."""
     address: str
     ethernet: str
 
@@ -85,7 +85,7 @@ class Namespaces(BaseModel):
 
     @classmethod
     def of(cls, home: Path) -> Self:
-        """Return those of the pool that runs in ``home``. Raises UsageError when it has none."""
+        """Return the namespaces of the pool that runs in ``home``. Raises UsageError when it has none."""
         try:
             return cls.model_validate_json((home.expanduser() / FILE).read_bytes())
         except FileNotFoundError:
@@ -114,7 +114,7 @@ class Namespaces(BaseModel):
         return self.parts[name]
 
     def enter(self, name: str) -> tuple[str, ...]:
-        """Return what goes before a command, so that it runs in the part's network; it becomes that very process."""
+        """Return a prefix with which a command runs in the part's network; its process becomes that of the command."""
         return ("nsenter", f"--net=/run/netns/{self.part(name).namespace}")
 
     def cut(self, name: str) -> None:
@@ -122,21 +122,21 @@ class Namespaces(BaseModel):
         _ip("link", "set", self.part(name).port, "down")
 
     def mend(self, name: str) -> None:
-        """Put the cable in again."""
+        """Plug the cable in again."""
         _ip("link", "set", self.part(name).port, "up")
 
     def cut_one_way(self, sender: str, receiver: str) -> None:
-        """Lose, without a word, what one part sends to another, and nothing else."""
+        """Silently drop what one part sends to another, and nothing else."""
         source, target = self.part(sender), self.part(receiver)
         _in(source, "neigh", "replace", target.address, "lladdr", _NOBODY, "dev", "eth0", "nud", "permanent")
 
     def mend_one_way(self, sender: str, receiver: str) -> None:
-        """Let it arrive again."""
+        """Undo `cut_one_way`."""
         source, target = self.part(sender), self.part(receiver)
         _in(source, "neigh", "replace", target.address, "lladdr", target.ethernet, "dev", "eth0", "nud", "permanent")
 
     def cut_between(self, first: str, second: str) -> None:
-        """Lose all that two parts send to each other; both reach everybody else."""
+        """Drop everything that two parts send to each other; both still reach all others."""
         self.cut_one_way(first, second)
         self.cut_one_way(second, first)
 
@@ -153,7 +153,7 @@ class Namespaces(BaseModel):
         _run("tc", "-n", part.namespace, "qdisc", "replace", "dev", "eth0", *shape)
 
     def unslow(self, name: str) -> None:
-        """Let it send as fast as it can."""
+        """Undo `slow`."""
         part = self.part(name)
         for where in (("dev", part.port), ("dev", "eth0")):
             inside = ("-n", part.namespace) if where[1] == "eth0" else ()
@@ -229,7 +229,7 @@ def _networks_in_use() -> Iterator[str]:
 
 
 def _bridges() -> dict[str, str]:
-    """Return the bridges of all pools on this machine, and whose each is."""
+    """Return the bridges of all pools on this machine, and the owner of each."""
     links = _ask("ip", "-j", "link", "show", "type", "bridge")
     return {link["ifname"]: link.get("ifalias", "") for link in links if _BRIDGE.fullmatch(link.get("ifname", ""))}
 
@@ -254,7 +254,7 @@ def _remove(bridge: str) -> None:
 
 
 def _owner(pid: int) -> str | None:
-    """Return what tells a process from all that ever had its id, None when it is gone."""
+    """Return what distinguishes a process from earlier ones with its id; None when it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):

@@ -76,7 +76,7 @@ class ServiceProcess:
         return await self.process.wait()
 
     async def stop(self) -> None:
-        """Log it to end, and kill it if it takes too long; return when it is gone."""
+        """Ask it to exit, and kill it if it takes too long; return when it is gone."""
         process = self.process
         if process is None or process.returncode is not None:
             return
@@ -126,7 +126,7 @@ class ServiceProcess:
 
 
 def describe_exit(status: int) -> str:
-    """Log how a process ended."""
+    """Describe how a process ended."""
     if status >= 0:
         return f"exited status={status}"
     names = {number.value: number.name for number in signal.Signals}

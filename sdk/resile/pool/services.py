@@ -23,27 +23,27 @@ class PoolOptions:
 
     hosts: int = 1
     slots: int | None = None
-    """Of each host; None: all devices of this machine for one host, its cores shared among several."""
+    """Slots of each host; None: all devices of this machine for one host, its cores shared among several."""
     data_cache_bytes: int = MAX_BYTES
-    """What fetched datasets may take on the disk of each host."""
+    """Disk space that fetched datasets may take on each host."""
     port: int = 0
     listen: str = ADDRESS
     storage: str | None = None
-    """URL of the object storage; None: the last one, at first a folder in the home."""
+    """URL of the object storage; None: the one used last, at first a folder in the home."""
     policy: PolicyName | None = None
     """How jobs share slots from now on; None: as chosen last."""
     preemption: bool | None = None
     """Whether a job may lose slots to another one; None: as chosen last."""
     detection_seconds: float = 3.0
-    """Silence after which a host or worker is lost."""
+    """Seconds of silence after which a host or worker is lost."""
     grace_seconds: float = 120.0
     """How long jobs may take to save a checkpoint when the pool stops."""
     keep_jobs: int = DEFAULT_KEEP_JOBS
-    """So many of the jobs that ended are kept."""
+    """The number of ended jobs that are kept."""
     keep_days: float = DEFAULT_KEEP_DAYS
-    """For so long jobs that ended and hosts that left are kept."""
+    """Days for which ended jobs and departed hosts are kept."""
     open_to_chaos: bool = False
-    """Whether `resile chaos` may attack it."""
+    """Whether `resile chaos` may attack the pool."""
     namespaces: bool = False
     """Whether each part has a network namespace of its own."""
 
@@ -87,7 +87,7 @@ class ServiceSpec:
     log: Path
     health: Path
     prefix: tuple[str, ...] = ()
-    """Command that precedes it, and replaces itself by it with `exec`."""
+    """Words put before the command, such as ``nsenter``, which replaces itself with the command."""
 
 
 class Services:

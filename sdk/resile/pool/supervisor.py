@@ -168,7 +168,7 @@ async def until_cancelled(work: Coroutine[Any, Any, None], then: Callable[[], Aw
 async def keep_running(process: Restartable, name: str, log: Log) -> None:
     """Restart a process whenever it exits, with exponential backoff; never returns.
 
-    Raises VersionMismatch if the process is of no use any more: its pool runs another version.
+    Raises VersionMismatch if the process is no longer of use: its pool runs another version.
     """
     backoff = MIN_BACKOFF_SECONDS
     while True:

@@ -1,7 +1,7 @@
-"""What a worker does around a change of its job, for the trace of the change.
+"""Records what a worker does around a change of its job, for the trace of the change.
 
-While nothing changes, two clock readings and a place in a short ring are all that an iteration costs. From a change on,
-what the worker does is recorded until it has trained `NUM_AROUND` iterations; the agent makes spans of it.
+While nothing changes, an iteration costs two clock readings and an entry in a short ring buffer. From a change on, the
+worker records what it does until it has trained `NUM_AROUND` iterations; the agent turns the records into spans.
 """
 
 import time
@@ -14,7 +14,7 @@ from .messages import MAX_WORKER_SPANS, WorkerSpan
 NUM_AROUND = 3
 """Iterations before and after a change that are part of its trace."""
 SAMPLE_SECONDS = 30.0
-"""Between two iterations that are reported although nothing changes."""
+"""While nothing changes, an iteration is reported as a sample at most once in this time."""
 Value = str | int | float | bool
 _Send = Callable[[tuple[WorkerSpan, ...], bool], None]
 _NOTHING: AbstractContextManager[None] = nullcontext()
@@ -90,7 +90,7 @@ class ChangeRecorder:
             self._current = len(self._steps) - 1
 
     def on_commit(self, iteration: int, send: _Send) -> None:
-        """The iteration was committed. Passes what is to be reported to ``send``, and whether it is but a sample."""
+        """The iteration was committed. Passes what to report to ``send``, and whether it is only a sample."""
         now, self._iteration = self._clock(), None
         if self.is_recording:
             self._close(now)
@@ -105,7 +105,7 @@ class ChangeRecorder:
             send((span_of("iteration", self._begun, now, iteration=iteration),), True)
 
     def flush(self, send: Callable[[tuple[WorkerSpan, ...]], None]) -> None:
-        """Pass what is recorded to ``send``, if anything is; what is in progress ends with it."""
+        """Pass the recorded steps, if any, to ``send``; those in progress are reported as ending now."""
         now = self._clock()
         steps, self._steps, self._current = self._steps, [], None
         if steps:

@@ -33,20 +33,20 @@ _DEFAULT = "CUBLAS_WORKSPACE_CONFIG=:4096:8"
 
 
 Probe = Callable[[torch.device, str], str]
-"""Returns the digest of the probe step on a device, which `_describe` has described."""
+"""A function of a device and its description by `_describe` that returns the digest of the probe step."""
 
 
 def device_class(device: torch.device, probe: Probe = lambda device, _: probe_digest(device)) -> str:
-    """Describe all that must be equal for equal bits: torch, processor, accelerator, environment, and a probe step.
+    """Describe what must be equal for equal bits: torch, processor, accelerator, environment, and a probe step.
 
-    It computes the ``probe``, with torch's settings as they are.
+    It computes the ``probe`` with torch's current settings.
     """
     described = _describe(device)
     return f"{described}, probe {probe(device, described)[:12]}"
 
 
 def _describe(device: torch.device) -> str:
-    """Describe the same but for the probe step."""
+    """Describe the same without the probe step."""
     parts = [f"torch {torch.__version__}", f"{_processor()} {torch.backends.cpu.get_cpu_capability()}"]
     if device.type == "cuda":
         parts.append(f"{_accelerator(device)} cuda {torch.version.cuda} cudnn {torch.backends.cudnn.version()}")  # type: ignore[no-untyped-call]
@@ -54,7 +54,7 @@ def _describe(device: torch.device) -> str:
 
 
 def _accelerator(device: torch.device) -> str:
-    """Name an accelerator and its number of multiprocessors: by both, libraries choose kernels."""
+    """Name an accelerator and its number of multiprocessors: libraries choose kernels by both."""
     properties = torch.cuda.get_device_properties(device)
     return f"{properties.name} {properties.multi_processor_count} SMs"
 
@@ -82,8 +82,8 @@ def _processor() -> str:
 def accelerators() -> list[tuple[str, str]]:
     """List the accelerators: how CUDA_VISIBLE_DEVICES names each, and its class.
 
-    A process sees one MIG slice at most, so that each is looked at by another process. Raises RuntimeError for slices
-    that are not named in CUDA_VISIBLE_DEVICES.
+    A process sees at most one MIG slice, so a separate process describes each. Raises RuntimeError for slices that are
+    not named in CUDA_VISIBLE_DEVICES.
     """
     named = [name.strip() for name in os.environ.get(_VISIBLE, "").split(",") if name.strip()]
     if len(named) > 1 and any(name.startswith(_MIG) for name in named):

@@ -1,9 +1,9 @@
-"""Environments: the packages that a job requires, over those of the pool, built once per host.
+"""Environments: the packages that a job requires on top of the pool's, built once per host.
 
 An environment is a virtual environment in a folder named by the digest of its requirements. Its own packages come
-before the pool's, which are seen as well; torch and Resile are always the pool's. pip builds it with the configuration
-of this host: its index, or a folder of wheels without a network. A build that was interrupted is begun again, and a
-lock file keeps two processes from building the same environment, and one from removing what another uses.
+before the pool's, which stay visible; torch and Resile are always the pool's. pip builds it with the configuration
+of this host: its index, or a folder of wheels without a network. An interrupted build is started over. A lock file
+keeps two processes from building the same environment, and one from removing what another uses.
 """
 
 import asyncio
@@ -39,7 +39,7 @@ BUILD_NICENESS = 10
 END_SECONDS = 15.0
 _COMPLETE = "complete"
 _TEMPORARY = "tmp"
-"""What pip unpacks and compiles is in the environment's own folder, and goes with it when a build is interrupted."""
+"""The folder within the environment in which pip unpacks and compiles, so that it goes with an interrupted build."""
 _NO_SPACE = "No space left on device"
 
 
@@ -52,21 +52,21 @@ class EnvironmentFailed(PreparationFailed):
 
 @dataclass(frozen=True)
 class Environment:
-    """An environment that is complete."""
+    """A complete environment."""
 
     folder: str = ""
-    """Empty: the pool's own."""
+    """The folder of the environment; empty for the pool's own."""
     packages: str = ""
-    """The versions of what was installed for it, as ``name==version`` in order of name, with spaces between."""
+    """The packages installed in the environment, as ``name==version`` sorted by name and separated by spaces."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What an environment has to have."""
+    """What an environment must contain."""
 
     requirements: tuple[str, ...]
     pins: tuple[str, ...] = ()
-    """Versions of packages, should they be installed."""
+    """The versions that packages must have if they are installed, as ``name==version``."""
 
     @property
     def digest(self) -> str:
@@ -86,7 +86,7 @@ class Environments:
     """The environments below ``folder``. Several processes may share the folder."""
 
     def __init__(self, folder: Path, *, variables: Mapping[str, str]) -> None:
-        """Make the folder's interface; pip runs with the environment ``variables``."""
+        """Use the environments below ``folder``; pip runs with the environment ``variables``."""
         self._folder = folder
         self._variables = variables
         self._building: dict[str, _Build] = {}
@@ -94,8 +94,8 @@ class Environments:
     async def get(self, requirements: Sequence[str], on_line: OnLine, *, pins: str = "") -> Environment:
         """Return the environment with ``requirements``; build it first if needed, and pass on what pip prints.
 
-        A build ends when all callers that wait for it are cancelled. ``pins``: the `Environment.packages` of one with
-        these requirements, whose versions this one has to have. Raises EnvironmentFailed.
+        A build ends when all callers that wait for it are cancelled. ``pins`` is the `Environment.packages` of another
+        environment with these requirements; this one must have the same versions. Raises EnvironmentFailed.
         """
         if not requirements:
             return Environment()
@@ -115,7 +115,7 @@ class Environments:
                 build.task.cancel()
 
     def has(self, requirements: Sequence[str], *, pins: str = "") -> bool:
-        """Whether the environment that `get` would return is there already."""
+        """Whether the environment that `get` would return already exists."""
         folder = self._folder / self._wanted(requirements, pins).digest
         return (folder / _COMPLETE).is_file()
 
@@ -130,12 +130,12 @@ class Environments:
         return wanted
 
     def _has(self, wanted: Wanted, packages: str) -> bool:
-        """Whether the environment is there, with exactly these packages."""
+        """Whether the environment exists, with exactly these packages."""
         complete = self._folder / wanted.digest / _COMPLETE
         return complete.is_file() and complete.read_text() == packages
 
     async def close(self) -> None:
-        """End the builds that run."""
+        """Cancel the builds in progress."""
         building = [build.task for build in self._building.values()]
         for task in building:
             task.cancel()
@@ -170,7 +170,7 @@ class Environments:
             raise
 
     async def _run(self, command: Sequence[str], lock: int, on_line: OnLine, **variables: str) -> None:
-        """Run a command at low priority, in the environment variables of a build. Raises EnvironmentFailed."""
+        """Run a command at low priority, with the environment variables of a build. Raises EnvironmentFailed."""
         process = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "resile_learner.processes.reaper", str(os.getpid()), *command),
             stdin=asyncio.subprocess.DEVNULL,
@@ -200,14 +200,14 @@ class Environments:
             raise _failure(status, errors)
 
     async def _try_prune(self) -> None:
-        """Prune; whether that succeeds is no matter of the build that was the reason."""
+        """Prune, and only log a failure: it does not concern the build that caused the pruning."""
         try:
             await asyncio.to_thread(self._prune)
         except OSError as error:
             logger.warning("old environments not removed: %s", error)
 
     def _prune(self) -> None:
-        """Remove interrupted builds, and the least recently used beyond the number kept, unless somebody uses one.
+        """Remove interrupted builds, and the least recently used environments beyond the number kept, unless in use.
 
         Other processes may do the same at the same time.
         """
@@ -219,7 +219,7 @@ class Environments:
 
 
 def _last_used(complete: Path) -> float:
-    """When an environment was used last, by its file ``complete``; before all others if it is being removed."""
+    """When an environment was last used, from its file ``complete``; -inf if it is being removed."""
     try:
         return complete.stat().st_mtime
     except FileNotFoundError:
@@ -242,7 +242,7 @@ def _is_interrupted(folder: Path) -> bool:
 
 
 async def _is_complete(folder: Path) -> bool:
-    """Whether the environment is there, and not being built or removed; it is then the most recently used."""
+    """Whether the environment exists and is not being built or removed; it becomes the most recently used one."""
     async with locked(folder, fcntl.LOCK_SH):
         complete = folder / _COMPLETE
         if not complete.is_file():
@@ -253,7 +253,7 @@ async def _is_complete(folder: Path) -> bool:
 
 @contextmanager
 def in_use(folder: Path) -> Iterator[int]:
-    """Hold a descriptor; in the block, and while a process has inherited it, the environment is not removed."""
+    """Yield a descriptor that keeps the environment from removal, in the block and while a process has inherited it."""
     lock = lock_folder(folder, fcntl.LOCK_SH)
     try:
         yield lock
@@ -262,7 +262,7 @@ def in_use(folder: Path) -> Iterator[int]:
 
 
 async def _end(process: asyncio.subprocess.Process) -> None:
-    """Let the command's reaper kill it and all that it has started."""
+    """Let the command's reaper kill it and everything that it has started."""
     with suppress(ProcessLookupError):  # it may have exited before the event loop is notified
         process.terminate()
     try:
@@ -299,7 +299,7 @@ def _check_pool_packages(requirements: Sequence[str]) -> None:
 
 
 def _prepare(folder: Path, wanted: Wanted) -> Path:
-    """Let the environment see the pool's packages; return the folder of its own."""
+    """Make the pool's packages visible in the environment; return the folder of its own packages."""
     (folder / _TEMPORARY).mkdir()
     packages = next(folder.glob("lib/python*/site-packages"))
     pool = [path for path in site.getsitepackages() if os.path.isdir(path)]
@@ -312,7 +312,7 @@ def _prepare(folder: Path, wanted: Wanted) -> Path:
 
 
 def _complete(folder: Path, packages: Path) -> None:
-    """Note what was installed, as the last step of a build. Raises EnvironmentFailed if that is too large."""
+    """Record what was installed, as the last step of a build. Raises EnvironmentFailed if that is too large."""
     num_bytes = sum(path.lstat().st_size for path in packages.rglob("*"))
     if num_bytes > MAX_BYTES:
         raise EnvironmentFailed(f"it has {num_bytes / 1e9:.0f} GB, and at most {MAX_BYTES / 1e9:.0f} GB are possible")

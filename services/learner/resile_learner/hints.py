@@ -1,4 +1,4 @@
-"""What to do about errors of a script that ordinary code has in an elastic loop."""
+"""Hints for errors that ordinary code raises in an elastic loop."""
 
 import re
 import traceback
@@ -12,17 +12,17 @@ class GradientState(Protocol):
 
     @property
     def missing_gradients(self) -> str:
-        """Why parameters have no gradients in the batch under way, and what to do; empty where they may have some."""
+        """Why parameters have no gradients in the current batch, and what to do; empty if they may have some."""
 
 
 def hint_about_gradients(error: BaseException, loop: GradientState) -> str:
-    """A remedy for ``error``, which ended a script that trains by ``loop``, or an empty string."""
+    """A remedy for ``error``, which ended a script that trains with ``loop``, or an empty string."""
     lines = [frame.line or "" for frame in traceback.extract_tb(error.__traceback__)]
     return loop.missing_gradients if any(map(_USES_GRADIENTS.search, lines)) else ""
 
 
 def hint_about_files(error: BaseException) -> str:
-    """A remedy for ``error`` of one of several workers, if it may come from files that all of them write."""
+    """A remedy for ``error`` of one of several workers if all of them may write the same file, or an empty string."""
     is_of_file = isinstance(error, OSError) and error.filename is not None
     if not (is_of_file or isinstance(error, EOFError) or "PytorchStreamReader" in str(error)):
         return ""

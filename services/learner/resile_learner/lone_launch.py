@@ -1,4 +1,4 @@
-"""Recognises a plain run that another launcher has started several times: each process would train by itself."""
+"""Detects a plain run that another launcher has started several times: each process would train by itself."""
 
 import os
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ import torch.distributed
 from resile_shared.errors import UsageError
 
 _SIZES = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE")
-"""Where torchrun, Open MPI, MPICH and MVAPICH say how many processes they have started."""
+"""The variables in which torchrun, Open MPI, MPICH and MVAPICH give the number of processes they have started."""
 
 
 class StartedSeveralTimes(UsageError):

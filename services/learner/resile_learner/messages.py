@@ -19,11 +19,11 @@ __all__ = ["Message"]
 MAX_NUMBER = MAX_INTEGER
 """The largest worker id, generation or round: all JSON parsers read it exactly, and it fits into a frame's header."""
 MAX_WORKER_SPANS = 64
-"""In one message of a worker."""
+"""At most this many spans are sent in one message of a worker."""
 COMPAT = "RESILE_COMPAT"
 """The variable that names a module. Its ``activate(env)`` sets up the script as another platform would."""
 MAX_IMPORTED = 20_000
-"""Modules that a script imports."""
+"""At most this many modules are reported as imported by a script."""
 ModuleName = Annotated[str, Field(min_length=1, max_length=200)]
 WorkerId = Annotated[int, Field(ge=0, le=MAX_NUMBER)]
 Generation = Annotated[int, Field(ge=1, le=MAX_NUMBER)]
@@ -120,10 +120,10 @@ class Ready(WorkerMessage, reports.Ready):
 
 
 class Imported(WorkerMessage):
-    """What the script has imported before its training call that this worker's process had not when it was forked.
+    """The modules that the script imported before its training call and this process lacked when it was forked.
 
-    In the order of the imports, with all that the process had beyond what its fork server imports. Of modules that are
-    found on the interpreter's own path alone: nothing of the script's folder.
+    They are in the order of the imports. Only modules on the interpreter's own path are listed, none of the script's
+    folder.
     """
 
     kind: Literal["imported"] = "imported"
@@ -195,7 +195,7 @@ TracedChange = Literal["generation", "checkpoint", "none"]
 
 
 class ChangeTraced(MemberMessage):
-    """What a worker did around a change of ``generation``; for the traces alone."""
+    """What a worker did around a change of ``generation``; used only for traces."""
 
     kind: Literal["traced"] = "traced"
     change: TracedChange = Field(description="'none': a sample of what it does while nothing changes")
@@ -259,12 +259,12 @@ class WorkerConfig(Message):
 
 
 def encode(message: Message) -> bytes:
-    """One line of the socket."""
+    """Encode a message as one line for the socket."""
     return message.model_dump_json().encode() + b"\n"
 
 
 class Heartbeat(Message):
-    """Worker to worker: the sender is alive, and ``generation`` is the newest of which it has the order; 0: none."""
+    """Worker to worker: the sender is alive, and ``generation`` is the newest whose order it has; 0: none."""
 
     kind: Literal["heartbeat"] = "heartbeat"
     generation: int = Field(ge=0, le=MAX_NUMBER)

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 Phase = Literal["waiting", "data", "compute", "validation", "callback"]
-"""*waiting* for others, and everything in this package; reading a shard's *data*; its *compute*; a shard of
-*validation*; *callback*: the user's code between an exchange and the next shard, including the optimizer's step."""
+"""What the main thread does: *waiting* for others, or code of this package; reading a shard's *data*; its *compute*; a
+shard of *validation*; *callback*, the user's code from an exchange to the next shard, with the optimizer's step."""
 
 
 class CurrentPhase(NamedTuple):
@@ -22,7 +22,7 @@ class Phases:
     def __init__(self) -> None:
         self.current = CurrentPhase("waiting", time.monotonic())
         self.longest: dict[Phase, float] = {}
-        """The longest that each phase has taken so far, in seconds."""
+        """The longest time that each phase has taken so far, in seconds."""
         self._seconds: dict[Phase, float] = {}
 
     def enter(self, phase: Phase) -> None:

@@ -24,7 +24,7 @@ class PreparationFailed(ResileError):
 
 @asynccontextmanager
 async def locked(folder: Path, kind: int) -> AsyncIterator[int]:
-    """Hold the lock of a folder; waits for processes that hold it otherwise."""
+    """Hold the lock of a folder; waits for processes that hold a conflicting one."""
     while True:
         try:
             lock = lock_folder(folder, kind | fcntl.LOCK_NB)

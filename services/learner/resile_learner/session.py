@@ -40,10 +40,10 @@ class SecondTrainingCall(UsageError):
 
 
 class StateLost(ResileError):
-    """The members that had the state were lost while they gave it to the others."""
+    """The members that had the state were lost while they transferred it to the others."""
 
     def __init__(self) -> None:
-        super().__init__("no member has a whole state any more: the job can only continue from a checkpoint")
+        super().__init__("no worker has the complete state any more: the job can only continue from a checkpoint")
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,9 @@ class View:
     workers: tuple[int, ...]
     me: int
     lineage: int = 1
-    """The number of the cold start that it descends from."""
+    """The number of the cold start that the generation descends from."""
     batch_size: int | None = None
-    """The global batch of its iterations; None: that of the last committed one."""
+    """The global batch of the generation's iterations; None for that of the last committed iteration."""
     num_hosts: int = 1
 
     @property
@@ -71,26 +71,29 @@ class View:
 
 
 class PreparedLoop(Protocol):
-    """A loop of the script's own, by `prepare` or by hand. Leaving it ends the run, when all workers leave it alike."""
+    """A loop in the script itself, prepared or hand-written.
+
+    Leaving it ends the run if all workers leave it after the same iteration.
+    """
 
     @property
     def missing_gradients(self) -> str:
-        """Why parameters have no gradients in the batch under way, and what to do; empty where they may have some."""
+        """Why parameters have no gradients in the current batch, and what to do; empty if they may have some."""
 
     def complete_if_left(self) -> None:
-        """The script goes on: complete the run if the script has left the loop where all workers can leave it."""
+        """The script goes on: complete the run if the script has left the loop at a point where all workers can."""
 
     def complete(self) -> None:
-        """The script has ended: complete the run. Raises UsageError if it has left the loop in mid-iteration."""
+        """The script has ended: complete the run. Raises UsageError if it has left the loop within an iteration."""
 
 
 class Session(Protocol):
     """One worker's membership in a run."""
 
     prepared: PreparedLoop | None
-    """The loop that trains, if it is one of the script's own and not a library's."""
+    """The loop that trains, if it is in the script itself and not in a library."""
     failure: ResileError | None
-    """Why training ended early, whatever the script makes of the error that it got."""
+    """Why training ended early, even if the script has caught the error."""
 
     @property
     def view(self) -> View:
@@ -118,7 +121,7 @@ class Session(Protocol):
 
     @property
     def known_probes(self) -> Path | None:
-        """Where the job's workers on this host leave each other the outcome of the probe step; None: nowhere."""
+        """The folder in which the job's workers on this host share the outcome of the probe step, if any."""
 
     @property
     def resume(self) -> bool:
@@ -151,17 +154,17 @@ class Session(Protocol):
     def named(self, next_iteration: int, *, can_pause: bool = False) -> int:
         """The generation to name in the header of the round before ``next_iteration``; waits if an order says so.
 
-        If it ``can_pause``, not longer than until the agent asks for a pause.
+        With ``can_pause`` it stops waiting when the agent asks for a pause.
         """
 
     def is_member_of(self, generation: int) -> bool:
-        """Whether this worker trains on in ``generation``, which `named` has returned."""
+        """Whether this worker continues in ``generation``, which `named` has returned."""
 
     def agreed(self, named: Sequence[int]) -> Switch | None:
         """Return the switch of generations that the headers of a round agree on, if any; ``named`` is by rank."""
 
     def switch(self, switch: Switch, tag: Tag, state: RunState) -> None:
-        """Carry out ``switch`` after round ``tag``: confirm, hand the state over; a leaver does not return."""
+        """Carry out ``switch`` after round ``tag``: confirm it, hand the state over. Does not return on a leaver."""
 
     def report(self, message: Message) -> None:
         """Send a message to the agent."""
@@ -172,8 +175,8 @@ class Session(Protocol):
     def recover(self, lost: Abandoned, *, next_round: int, state: RunState) -> bool:
         """After an abandoned round: become a member of a generation without the lost member.
 
-        ``next_round``: all rounds before it are committed here. Returns True when others had come further, and
-        their state was taken.
+        ``next_round``: all rounds before it are committed here. Returns True if others were further ahead,
+        and this worker has received their state.
         """
 
 
@@ -214,7 +217,7 @@ class SoloSession:
         return self._exchange.begin(spec)
 
     def agree_on_carrier(self, tag: Tag) -> bool:
-        """Nothing travels."""
+        """There is nothing to agree on."""
         return False
 
     def named(self, next_iteration: int, *, can_pause: bool = False) -> int:
@@ -248,7 +251,7 @@ class SoloSession:
             print(f"completed: params_sha256 {message.params_sha256}", file=sys.stderr)
 
     def on_script_end(self) -> None:
-        """The script has ended: so does training, or say why it cannot; if it ended by an error, say what helps."""
+        """The script has ended: complete training, or print why that is impossible; after an error, print a hint."""
         if (error := getattr(sys, "last_value", None)) is not None:
             if self.prepared is not None and (hint := hint_about_gradients(error, self.prepared)):
                 print(hint, file=sys.stderr)
@@ -267,7 +270,7 @@ class SoloSession:
 
 
 def complete_left(session: Session) -> None:
-    """The script has ended before training: complete it where that is possible. Raises UsageError where it is not."""
+    """The script has ended before training was complete: complete it. Raises UsageError if that is impossible."""
     if session.prepared is None:
         raise UsageError(LEFT)
     session.prepared.complete()
@@ -286,7 +289,7 @@ _session: ContextVar[Session | None] = ContextVar("resile_session", default=None
 
 
 def current_session() -> Session:
-    """The session this process was started in; a solo one in a plain run."""
+    """The session that this process was started in; a `SoloSession` in a plain run."""
     session = _session.get()
     if session is None:
         session = SoloSession()

@@ -1,4 +1,4 @@
-"""The stream of copies and of an exchange, beside the compute. A CPU has none: a call returns when all is done."""
+"""A device's stream for copies and exchanges, beside the compute. A CPU has none: calls return when all is done."""
 
 import time
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ _WITHOUT_STREAMS = ("cpu", "mps")
 
 
 def has_streams(device: torch.device) -> bool:
-    """Whether what is queued on ``device`` runs beside the calling thread, and memory of the host can be pinned for it.
+    """Whether ``device`` runs what is queued beside the calling thread, and host memory can be pinned for it.
 
     True for CUDA, and for other accelerators that have streams and events, such as PyTorch's simulated device.
     """
@@ -19,19 +19,19 @@ def has_streams(device: torch.device) -> bool:
 
 
 class SideStream:
-    """A stream of its own on ``device``."""
+    """A separate stream on ``device``."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._stream = torch.Stream(device) if has_streams(device) else None
 
     def mark(self) -> torch.Event | None:
-        """An event behind what the calling thread has queued on its current stream."""
+        """Record an event after what the calling thread has queued on its current stream."""
         return torch.accelerator.current_stream(self._device).record_event() if self._stream else None
 
     @contextmanager
     def after(self, event: torch.Event | None) -> Iterator[None]:
-        """Run the body's operations on this stream, behind ``event`` if there is one."""
+        """Run the body's operations on this stream, after ``event`` if there is one."""
         if self._stream is None:
             yield
             return
@@ -45,14 +45,14 @@ class SideStream:
             torch.accelerator.set_stream(before)
 
     def allocate(self, num_bytes: int) -> Tensor:
-        """Memory of the host for `copy`: pinned, so that the device reads and writes it by itself."""
+        """Allocate host memory for `copy`, pinned so that the device can read and write it directly."""
         return torch.empty(num_bytes, dtype=torch.uint8, device="cpu", pin_memory=self._stream is not None)
 
     def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> torch.Event | None:
-        """Copy each source to its target, one of which is in pinned memory, behind what the calling thread has queued.
+        """Copy each source to its target, after what the calling thread has queued. One of the two is in pinned memory.
 
-        Returns at once; the targets must not be used, and the sources not be changed, until the event says that all
-        copies are done.
+        Returns at once; the targets must not be used, and the sources must not be changed, until the event says that
+        all copies are done.
         """
         with self.after(self.mark()):
             for target, source in zip(targets, sources, strict=True):

@@ -1,6 +1,7 @@
-"""Threads of their own for calls that may block for long.
+"""Separate threads for calls that may block for a long time.
 
-Those of asyncio's executor are few, and needed for the files of all jobs; and a process waits for them at its end.
+The threads of asyncio's executor are few, and needed for the files of all jobs; and a process waits for them when it
+exits.
 """
 
 import asyncio
@@ -14,7 +15,7 @@ T = TypeVar("T")
 
 
 async def in_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call in a new thread, and return the result. A call whose task is cancelled goes on; no process waits for it."""
+    """Call in a new thread; return the result. If its task is cancelled, the call goes on; no process waits for it."""
     return await asyncio.wrap_future(start_thread(call, *args, **kwargs))
 
 
@@ -26,7 +27,7 @@ def start_thread(call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> "Fu
     def run() -> None:
         try:
             result = call(*args, **kwargs)
-        except BaseException as error:  # whatever it is, it is for who waits
+        except BaseException as error:  # of any kind: it belongs to the caller that waits
             future.set_exception(error)
         else:
             future.set_result(result)

@@ -1,6 +1,6 @@
 """The changes of a job: the items of its history that one cause led to, how long that took, and what it was in words.
 
-The history lasts, and with each item the id of its trace. Where the spans of the trace are kept as well, they tell how
+The history is permanent, as is the trace id of each item. Where the spans of the trace are kept as well, they show how
 long a change took, and when it began: items are written when a change has taken effect.
 """
 
@@ -92,11 +92,11 @@ class _Change:
     name: str
     items: Sequence[HistoryItem]
     trained: HistoryItem | None
-    """The allocation with which the job trained until then, if it did."""
+    """The allocation with which the job trained before the change; None if it did not."""
     later: Sequence[HistoryItem]
-    """The items after it."""
+    """The items of the history after those of the change."""
     spans: Sequence[Span]
-    """Of the job, if they are kept, by the time at which they began."""
+    """The spans of the job in the trace of the change, by their begin; empty if they are not kept."""
 
     def view(self, trace: str | None) -> ChangeView:
         item = self.items[-1]
@@ -136,7 +136,7 @@ class _Change:
 
     @property
     def begin(self) -> int:
-        """When its cause was there, in microseconds since the epoch: a loss is before what it leads to."""
+        """When its cause occurred, in microseconds since the epoch: a loss precedes what it leads to."""
         if self._loss is not None:
             return self._loss.begin
         return round(self.items[0].time.timestamp() * 1e6)
@@ -170,7 +170,7 @@ class _Change:
 
     @property
     def _loss_item(self) -> HistoryItem:
-        """What a loss led to first; replacements, which come later, may belong to the same trace."""
+        """The first item that a loss led to; replacements, which come later, may belong to the same trace."""
         return next((item for item in self.items if item.kind in ("allocation", "queued")), self.items[0])
 
     @property

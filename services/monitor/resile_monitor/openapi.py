@@ -44,7 +44,7 @@ class Operation:
     streams: type[BaseModel] | None = None
     """What server-sent events carry, for a request that can follow."""
     is_keyed: bool = True
-    """Whether the same request with the same Idempotency-Key takes effect once; none that only reads has a key."""
+    """Whether a request repeated with its Idempotency-Key takes effect once; requests that only read have no key."""
 
 
 _TAR, _GZIP, _MODEL = "application/x-tar", "application/gzip", "application/octet-stream"
@@ -192,7 +192,7 @@ def _parameters(operation: Operation) -> Iterator[dict[str, Any]]:
 
 
 def main() -> int:
-    """Write the file, or tell with ``--check`` whether it is current."""
+    """Write the file, or with ``--check`` only check that it is current."""
     parser = argparse.ArgumentParser(prog="python -m resile_monitor.openapi", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; fail if the file is not current")
     parser.add_argument("file", nargs="?", type=Path, default=FILE)

@@ -1,8 +1,8 @@
-"""What is known of jobs and hosts: put together from what others store and say, and forgotten with the process.
+"""What is known of jobs and hosts: built from what other services store and send, and lost with the process.
 
 - A record replaces what was known of its job or host, unless it is of an older revision.
 - Of two reports of progress the one of the higher generation counts, and within a generation that of the higher
-  iteration: a late one moves nothing back, and a job that resumes from a checkpoint goes back all the same.
+  iteration: a late report moves nothing back, while a job that resumes from a checkpoint does go back.
 - A heartbeat counts for the incarnation of its host that the registry knows.
 """
 
@@ -18,13 +18,13 @@ from .views import JobReports, active_slots, host_view, job_summary, job_view
 
 MAX_WARNINGS = 100
 MAX_GONE = 10_000
-"""Jobs and hosts without a record of which something is remembered."""
+"""At most this many jobs and hosts are remembered without a record."""
 
 R = TypeVar("R")
 
 
 class Projection:
-    """All that the monitor knows. It only takes in and tells; nobody is asked."""
+    """All that the monitor knows. It only records what it is given, and answers from that."""
 
     def __init__(self) -> None:
         self._jobs: dict[str, JobRecord] = {}
@@ -36,21 +36,21 @@ class Projection:
     # in
 
     def store_job(self, job: str, record: JobRecord | None, *, revision: int) -> None:
-        """Take in what is stored of a job; None: it is gone."""
+        """Record what is stored of a job; None: it is gone."""
         if self._is_newer("job", job, revision):
             _put(self._jobs, job, record if record and not record.is_deleted else None)
             if job not in self._jobs:
                 self._told.pop(job, None)
 
     def store_host(self, host: str, record: HostRecord | None, *, revision: int) -> None:
-        """Take in what is stored of a host; None: it is gone."""
+        """Record what is stored of a host; None: it is gone."""
         if self._is_newer("host", host, revision):
             _put(self._hosts, host, record)
             if record is None:
                 self._beats.pop(host, None)
 
     def beat(self, beat: Heartbeat) -> None:
-        """Take in what runs on a host."""
+        """Record what runs on a host."""
         known = self._beats.get(beat.host)
         if known is None or (beat.incarnation, beat.number) > (known.incarnation, known.number):
             self._beats[beat.host] = beat
@@ -59,7 +59,7 @@ class Projection:
                     self._of(worker.job).exit_details = worker.exit.details
 
     def report(self, report: Report) -> None:
-        """Take in what a worker reports; what the records hold anyway is passed over."""
+        """Record what a worker reports; what the records hold anyway is ignored."""
         reports = self._of(report.job)
         match report.content:
             case Progress(iteration=iteration) as progress:

@@ -72,7 +72,7 @@ async def run(context: ServiceContext[MonitorSettings]) -> None:
 
 
 class Feed:
-    """Tells the projection what is stored and said. Each reading sets its event once it has what was stored before."""
+    """Passes what is stored and sent to the projection. Each reader sets its event once it has what was there."""
 
     def __init__(self, bus: Bus, projection: Projection, curves: CurveStore) -> None:
         self._bus = bus
@@ -80,14 +80,14 @@ class Feed:
         self._curves = curves
 
     async def jobs(self, present: asyncio.Event) -> None:
-        """Read the records of all jobs, for ever."""
+        """Read the records of all jobs, forever."""
         async for changes in self._bus.bucket(JOBS).watch():
             for change in changes:
                 self._projection.store_job(change.key, change.value, revision=change.revision)
             present.set()
 
     async def hosts(self, present: asyncio.Event) -> None:
-        """Read the records of all hosts, for ever."""
+        """Read the records of all hosts, forever."""
         async for changes in self._bus.bucket(HOSTS).watch():
             for change in changes:
                 self._projection.store_host(change.key, change.value, revision=change.revision)
@@ -110,7 +110,7 @@ class Feed:
         await self._bus.subscribe(TRACES, Spans, add)
 
     async def progress(self, present: asyncio.Event, *, jobs: asyncio.Event) -> None:
-        """Read the newest progress of each job; once ``jobs`` are known, what curves lack; and what follows."""
+        """Read the newest progress of each job; once ``jobs`` is set, what the curves lack and all that follows."""
         newest: dict[str, int] = {}
 
         async def note(received: Received[Report]) -> None:
@@ -132,14 +132,14 @@ class Feed:
         await self._curves.on_report(received)
 
     async def newest_failures(self, present: asyncio.Event) -> None:
-        """Read the newest failure of each job, and those that follow, for ever."""
+        """Read the newest failure of each job, and those that follow, forever."""
         subjects = (reports_of_kind("failed"),)
         await self._bus.follow(
             REPORTS, Report, self._report, subjects=subjects, start="last_per_subject", caught_up=present
         )
 
     async def warnings(self, present: asyncio.Event) -> None:
-        """Read all warnings, for ever."""
+        """Read all warnings, forever."""
         await self._bus.follow(REPORTS, Report, self._report, subjects=(reports_of_kind("warned"),), caught_up=present)
 
     async def _report(self, received: Received[Report]) -> None:

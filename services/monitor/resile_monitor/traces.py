@@ -1,6 +1,6 @@
 """The newest traces of changes, as services send them: bounded in number and size, and forgotten with the process.
 
-Spans may arrive in any order, late, and never. A trace that nothing was added to for longest goes first.
+Spans may arrive in any order, late, or never. The trace that has gone longest without a new span is dropped first.
 """
 
 from collections import OrderedDict
@@ -13,9 +13,9 @@ from resile_shared.messages.traces import Span, Spans
 MAX_TRACES = 2000
 MAX_BYTES = 48 << 20
 MAX_SPANS = 3000
-"""Of one trace."""
+"""The most spans that are kept of one trace."""
 _SPAN_BYTES = 1000
-"""What a span takes in memory, apart from its events and texts."""
+"""Memory that a span takes, in bytes, apart from its events and texts."""
 _EVENT_BYTES = 500
 
 
@@ -24,7 +24,7 @@ class Trace:
     """The spans of one trace, by their ids."""
 
     spans: dict[str, tuple[str, Span]] = field(default_factory=dict)
-    """With the service that sent each."""
+    """Spans by id, each with the service that sent it."""
     num_bytes: int = 0
     num_dropped: int = 0
 
@@ -62,7 +62,7 @@ class Traces:
         self._num_bytes += num_bytes
 
     def get(self, trace: str) -> Trace | None:
-        """Return a trace, None if it is not kept."""
+        """Return a trace; None if it is not kept."""
         return self._traces.get(trace)
 
     def first(self, name: str) -> Span | None:

@@ -1,4 +1,4 @@
-"""How a job and a host are shown: a record, and what was reports beside it."""
+"""How a job and a host are shown: by their records, and by what was reported beside these."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,13 +19,13 @@ _ALIVE = (HostState.UP, HostState.DRAINING)
 
 @dataclass
 class JobReports:
-    """What the workers of one job reports, as far as it counts."""
+    """What the workers of one job have reported, as far as it counts."""
 
     generation: int = 0
-    """Of ``progress``."""
+    """The generation of ``progress``."""
     progress: Progress | None = None
     time: datetime | None = None
-    """Of ``progress``."""
+    """When ``progress`` was reported."""
     failed: Failed | None = None
     exit_details: str = ""
     """The traceback that an agent found where a worker could not report one."""
@@ -111,7 +111,7 @@ def _table_view(table: CurveTable) -> CurveTableView:
 
 
 def host_view(record: HostRecord, beat: Heartbeat | None, holders: Mapping[str, str]) -> HostView:
-    """Return one host; ``holders`` names the job of each active slot, for a host that was not heard yet."""
+    """Return one host; ``holders`` names the job of each active slot, for a host that has sent no heartbeat yet."""
     is_alive = record.state in _ALIVE
     if beat is not None and beat.incarnation == record.incarnation:
         running = {worker.slot: worker for worker in beat.workers if worker.state != "gone" and is_alive}
@@ -150,7 +150,7 @@ def _slot_view(host: str, slot: Slot, worker: WorkerReport | None, holders: Mapp
 
 
 def _pace(record: JobRecord, reports: JobReports) -> float | None:
-    """Return the seconds of an iteration: single ones vary, so on average over the active generation."""
+    """Return the seconds of an iteration, on average over the active generation since single ones vary."""
     last, progress = record.allocation, reports.progress
     if progress is None:
         return None
@@ -174,7 +174,7 @@ def _meets_deadline(record: JobRecord, reports: JobReports, seconds_left: float 
 
 
 def _iteration(record: JobRecord, reports: JobReports) -> int:
-    """Return how many iterations are committed, by the newest generation that said so."""
+    """Return how many iterations are committed, by the report of the newest generation."""
     if record.completed:
         return record.completed.iteration
     last = record.allocation
@@ -192,7 +192,7 @@ def _iterations_total(record: JobRecord, reports: JobReports) -> int | None:
 
 
 def _bits(record: JobRecord) -> str | None:
-    """Nothing is promised of a job that failed, since its bits may be the reason."""
+    """Return what is promised of the job's bits; nothing if it failed, since its bits may be the reason."""
     if record.completed:
         return record.completed.bits
     return record.ready.bits if record.ready and record.state is not JobState.FAILED else None

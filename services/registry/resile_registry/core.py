@@ -10,8 +10,8 @@ Events go in through `Registry.handle`, commands come out; the service carries t
 - After a restart the registry knows no deadlines. It gives each host ``detection_seconds`` from its start.
 - A record stored just before the registry exited may not have been published: the next one publishes it again, and the
   bus drops duplicates.
-- A host of another version of Resile has left: one that is here when a registry starts, and one that presents itself,
-  of which this is stored once. It never replaces a host of its name that is here.
+- A host of another version of Resile counts as left: one that is present when a registry starts, and one that says
+  hello, for which this is stored once. It never replaces a host of its name that is present.
 - A host that was lost or has left is forgotten after ``keep_days``.
 - A heartbeat takes constant time for any number of hosts: all have the same timeout, so the order of their last
   heartbeats is the order of their deadlines.
@@ -209,7 +209,7 @@ class Registry:
         return [*lost, *self._change(record, now)]
 
     def _refuse(self, hello: HostHello, now: float) -> list[Command]:
-        """Store why a host of another version does not join, once, however often its agent begins again."""
+        """Store why a host of another version does not join: only once, however often its agent restarts."""
         known, reason = self.hosts.get(hello.host), describe_mismatch("it", hello.version)
         if known and (hello.host in self._last_heard or known.reason == reason):
             return []

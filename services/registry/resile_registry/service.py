@@ -85,7 +85,7 @@ class _HostQueues:
         self._queues: dict[str, deque[tuple[Command, Context]]] = {}
 
     def put(self, host: str, command: Command) -> None:
-        """Carry out ``command`` after the earlier ones for ``host``, in the present trace."""
+        """Carry out ``command`` after the earlier ones for ``host``, in the current trace."""
         if host in self._queues:
             self._queues[host].append((command, get_current()))
         else:

@@ -15,15 +15,15 @@ class RegistrySettings(ServiceSettings):
         description="silence after which a host or worker is lost, three heartbeat intervals",
     )
     keep_jobs: int = Field(
-        default=DEFAULT_KEEP_JOBS, ge=0, le=MAX_KEEP_JOBS, description="of the jobs that ended, so many are kept"
+        default=DEFAULT_KEEP_JOBS, ge=0, le=MAX_KEEP_JOBS, description="how many ended jobs are kept"
     )
     keep_days: float = Field(
-        default=DEFAULT_KEEP_DAYS, gt=0, description="for so long jobs that ended and hosts that left are kept"
+        default=DEFAULT_KEEP_DAYS, gt=0, description="days for which ended jobs and departed hosts are kept"
     )
 
     @property
     def pool(self) -> PoolSettings:
-        """What it stores for all services."""
+        """The settings that it stores for all services."""
         return PoolSettings(
             detection_seconds=self.detection_seconds,
             keep_jobs=self.keep_jobs,

@@ -55,9 +55,9 @@ logger = logging.getLogger(__name__)
 
 MAX_IN_FLIGHT = 16
 RETRY_SECONDS = 5.0
-"""Between two attempts to store the end of a job that the bus has refused even in brief."""
+"""Seconds between two attempts to store the end of a job that the bus has refused even in brief."""
 MAX_UNPUBLISHED_BYTES = 2 << 20
-"""Of one job's history: before it stores more, the items are published."""
+"""The most unpublished bytes of one job's history: before more are stored, the items are published."""
 _REFUSALS = (MessageTooLarge, StoreFailed)
 M = TypeVar("M", bound=BaseModel)
 
@@ -67,14 +67,14 @@ class Batch:
     """The commands that follow from one event, and its trace."""
 
     records: tuple[tuple[JobRecord, tuple[HistoryItem, ...]], ...] = ()
-    """Records, and the items that are new in their history."""
+    """Records, each with the new items of its history."""
     policy: PolicyRecord | None = None
     tenants: TenantsRecord | None = None
     usage: tuple[RemovedUsage, ...] = ()
     answers: tuple[tuple[str, Accepted | Refused], ...] = ()
     allocations: tuple[Allocation, ...] = ()
     instructions: tuple[tuple[str, Instruction], ...] = ()
-    """Hosts, and instructions to their agents."""
+    """Instructions to agents, each with the agent's host."""
     retries: bool = False
     """Whether the ends of jobs that are not stored yet are stored now."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -88,7 +88,7 @@ class Stored:
     records: tuple[JobRecord, ...]
     allocations: tuple[Allocation, ...]
     last_number: int
-    """The highest number of a job that is gone, or that cannot be read: it is not given to another."""
+    """The highest number of a job that is gone or cannot be read: no other job gets it."""
     policy: PolicyRecord | None
     tenants: TenantsRecord | None
     usage: tuple[RemovedUsage, ...]
@@ -103,9 +103,9 @@ class Executor:
         self._lease = lease
         self._on_refused = on_refused
         self._refused: dict[str, tuple[HistoryItem, ...]] = {}
-        """The jobs that the bus has refused to store, and the items of their histories that are not stored."""
+        """The jobs that the bus has refused to store, each with the items of its history that are not stored."""
         self._unstored: dict[str, JobRecord] = {}
-        """Of these, those that have ended and that it has refused even in brief."""
+        """The refused jobs that have ended and that the bus has refused even in brief."""
         self._jobs = _Owned(bus.bucket(JOBS))
         self._allocations = _Owned(bus.bucket(ALLOCATIONS))
         self._numbers = _Owned(bus.bucket(NUMBERS))
@@ -146,7 +146,7 @@ class Executor:
         )
 
     async def remove(self, job: str) -> None:
-        """Remove the allocation and the record of a job, of which nothing else is stored any more."""
+        """Remove the allocation and the record of a job for which nothing else is stored any more."""
         await self._lease.confirm()
         await self._outbox.forget(job)
         number = number_of(job)
@@ -160,11 +160,11 @@ class Executor:
         self._starts.forget(job)
 
     def requested(self, job: str) -> None:
-        """Have the start of ``job`` belong to the present trace, in which somebody submitted or resumed it."""
+        """Attribute the start of ``job`` to the current trace, that of its submission or resumption."""
         self._starts.requested(job)
 
     def trains(self, job: str) -> None:
-        """Have what happens to ``job`` from now on belong to the trace of its cause: it has started."""
+        """Attribute what happens to ``job`` from now on to the trace of its cause: the job has started."""
         self._starts.forget(job)
 
     @property
@@ -203,7 +203,7 @@ class Executor:
                 await self._outbox.flush(job)
 
     async def retry(self) -> None:
-        """Store the ends of jobs again that the bus has refused even in brief, and publish what it refused, forever."""
+        """Keep trying to store the ends of jobs that the bus refused even in brief, and publish what it refused."""
         while True:
             await asyncio.sleep(RETRY_SECONDS)
             if self._unstored:
@@ -222,7 +222,7 @@ class Executor:
             await self._tenants.put(TENANTS_KEY, batch.tenants)
         for command, answer in batch.answers:
             self._answers.pop(command).set_result(self._checked(answer))
-        # A slot may be handed on: it is given up in storage before it is given.
+        # A slot may pass to another job: the allocation that gives it up is stored before the one that takes it.
         for starts_workers in (False, True):
             stage = [each for each in batch.allocations if each.has_addresses != starts_workers]
             await _concurrently(map(self._store_allocation, stage))
@@ -236,7 +236,7 @@ class Executor:
     async def _store(self, record: JobRecord, items: tuple[HistoryItem, ...]) -> None:
         """Store ``record``. If the bus refuses it, the job ends: what follows is stored once that is decided.
 
-        Its end is stored in brief. If the bus refuses that too, it is full rather than the record too large.
+        Its end is stored in brief. If the bus refuses that too, the bus is full rather than the record too large.
         """
         job = record.job
         if job in self._refused:
@@ -284,7 +284,7 @@ class Executor:
             await self._publish_change("tenant", event)
 
     async def _publish_change(self, what: str, event: PolicyEvent | TenantEvent) -> None:
-        """Publish the newest change of something of the pool, unless it is published."""
+        """Publish the newest change of the policy or of the tenants, unless it is published."""
         subject = subjects.pool_event(what)
         newest = await self._bus.last(EVENTS, type(event), subject=subject)
         if newest is not None and newest.message.number >= event.number:

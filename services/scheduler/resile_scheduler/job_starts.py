@@ -17,7 +17,7 @@ class JobStarts:
         self._requests: dict[str, Context] = {}
 
     def requested(self, job: str) -> None:
-        """Keep the present trace: somebody submitted or resumed ``job`` in it."""
+        """Keep the current trace, in which ``job`` was submitted or resumed."""
         self._requests[job] = get_current()
 
     def forget(self, job: str) -> None:

@@ -47,7 +47,7 @@ class Lease:
         self._trusted_until = float("-inf")
         self._renewing = asyncio.Lock()
         self.position = 0
-        """How far this leader has read the reports; the one before it, until then. Stored with each renewal."""
+        """The sequence of the last report read by this leader, at first by the one before. Stored with each renewal."""
 
     @property
     def epoch(self) -> int:

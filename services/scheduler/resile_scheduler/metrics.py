@@ -24,7 +24,7 @@ class _Known:
 
     state: JobState
     since: float | None
-    """When it entered the state; None: before this scheduler led, and not known."""
+    """When it entered the state; None: not known, as this was before this scheduler led."""
     workers: int
 
 
@@ -60,7 +60,7 @@ class SchedulerMetrics:
         self._idle = meter.create_counter(
             "resile_idle_slot", "s", "Slot-seconds in which slots were free that a job could use."
         )
-        self._idle.add(0.0)  # served from the start: what is not there cannot rise
+        self._idle.add(0.0)  # exported from the start: a missing counter cannot rise
         gauge(meter, "resile_jobs", self._by_state, "Jobs by state.", label="state")
         gauge(meter, "resile_slots", self._slots, "Slots of hosts that are up, by what becomes of them.", label="state")
         gauge(meter, "resile_workers", self._workers, "Members of active generations.")
@@ -105,7 +105,7 @@ class SchedulerMetrics:
             self._left[known.state].record(seconds)
 
     def _count_idle(self, now: float) -> None:
-        """Count the time since the last tick: what is free now, and wanted now, was so since then."""
+        """Count the time since the last tick, as if what is free and wanted now had been so since then."""
         counts = self._core.slot_counts()
         if self._ticked is not None:
             self._idle.add(min(counts.free, counts.wanted) * max(0.0, now - self._ticked))

@@ -35,12 +35,12 @@ class Remover:
         self._on_removed = on_removed
         self._waiting: asyncio.Queue[RemoveJob] = asyncio.Queue()
         self._jobs: set[str] = set()
-        """Those that wait, are being removed, or will be tried again."""
+        """The jobs that wait, are being removed, or will be tried again."""
 
     def put(self, command: RemoveJob) -> None:
         """Add a job to the queue, unless its removal is under way.
 
-        A core that begins again decides upon it again, but by its end a new job may have the same package.
+        A core that starts over requests it again, but when it ends a new job may have the same package.
         """
         if command.job not in self._jobs:
             self._jobs.add(command.job)

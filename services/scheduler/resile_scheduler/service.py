@@ -6,8 +6,8 @@
   from there at once, whatever a frozen one has received.
 - Deadlines are checked only after NATS has been connected for a while, and when what was reported by then has had its
   effect: what happened before comes first, however long it takes to read and to store.
-- A report that the core cannot handle fails its job, goes to the dead letters, and is read no more. The core begins
-  again then, as after a request or a heartbeat that it cannot handle (`core/restart.py`).
+- A report that the core cannot handle fails its job, goes to the dead letters, and is read no more. The core starts
+  over then, as after a request or a heartbeat that it cannot handle (`core/restart.py`).
 - A scheduler that loses the lease, or finds that another one wrote, exits. When it is started again it stands by.
 """
 
@@ -97,11 +97,11 @@ logger = logging.getLogger(__name__)
 
 TICK_SECONDS = 1.0
 MEASURE_TICKS = 5
-"""In which a job's measurements count once."""
+"""Ticks in which at most one measurement of each job is handled."""
 MEASUREMENT = b'"measurement":{'
-"""In every report of progress that has one."""
+"""Bytes that every progress report with a measurement contains."""
 SETTLE_TICKS = 12
-"""Longer than the agents take to connect again, and to publish what they kept meanwhile."""
+"""Steady ticks before deadlines are checked: longer than agents take to reconnect and publish what they kept."""
 
 
 async def run(context: ServiceContext[SchedulerSettings]) -> None:
@@ -143,7 +143,7 @@ class _Service:
         )
         self._clock = SteadyClock()
         self._measured: set[str] = set()
-        """The subjects of jobs that were measured lately."""
+        """The progress subjects of the jobs that were measured recently."""
         self._is_reading = False
         """Whether the effects of a report are being stored."""
         self._lease = lease
@@ -152,7 +152,7 @@ class _Service:
             context.bus, lease, self._executor, context.settings.storage, on_removed=self._on_removed
         )
         self._newest_report = 0
-        """The sequence of the newest one when it was looked up last."""
+        """The sequence of the newest report when it was last looked up."""
         self._metrics = SchedulerMetrics(context.meter, self._core)
         self._measure_shell()
 
@@ -215,7 +215,7 @@ class _Service:
         self._handle_or_drop(received.message)
 
     def _is_no_news(self, progress: Msg) -> bool:
-        """Whether it measures nothing, or its job was measured lately: jobs report progress several times a second."""
+        """Whether it measures nothing, or its job was just measured: jobs report progress several times a second."""
         if progress.subject in self._measured or MEASUREMENT not in progress.data:
             return True
         self._measured.add(progress.subject)
@@ -252,9 +252,9 @@ class _Service:
             raise
 
     def _drop(self, event: Report | Heartbeat | Request, error: InternalError) -> Batch | None:
-        """Go on without what the core cannot handle: it costs its sender. A dead letter says what it was.
+        """Go on without what the core cannot handle; its sender bears the cost. A dead letter says what it was.
 
-        If the core cannot begin again either, the fault is not that of the event, and the service ends.
+        If the core cannot start over either, the event is not at fault, and the service ends.
         """
         try:
             return self._handle(self._core.without(event, error.fault, now=self._clock.now()))
@@ -306,12 +306,12 @@ class _Service:
                 self._handle(Tick())
 
     async def _remove(self, command: RemoveJob, batch: Batch) -> None:
-        """Remove a job once it is stored that it is deleted."""
+        """Remove a job once its deletion is stored."""
         await batch.done.wait()
         self._remover.put(command)
 
     async def _probe(self, probe: ProbeHost, batch: Batch) -> None:
-        """Ask for a heartbeat; report the end of the time for it, after all that arrived by then."""
+        """Ask for a heartbeat; report when the time for it is over, after all that arrived by then."""
         await batch.done.wait()
         question = Instruction(instructions.SendHeartbeat(incarnation=probe.incarnation))
         await self._bus.send_to_listener(subjects.instruction(probe.host), question, seconds=probe.seconds)
@@ -383,7 +383,7 @@ def _is_repeated(event: Event) -> bool:
 
 
 def _decision(event: Event) -> AbstractContextManager[object]:
-    """Return the span of a decision about what is repeated; others have theirs already."""
+    """Return the span of a decision about a repeated event; other events have theirs already."""
     return traced(f"decide upon {_name_of(event)}") if _is_repeated(event) else nullcontext()
 
 

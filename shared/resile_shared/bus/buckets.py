@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 M = TypeVar("M", bound=BaseModel)
 WRONG_LAST_SEQUENCE = 10071
 _PURGE = {"KV-Operation": "PURGE", "Nats-Rollup": "sub", "Nats-TTL": "86400s"}
-"""A watcher that was disconnected for less than a day learns of a deletion; then nothing is left of the key."""
+"""Headers that delete a key: watchers that reconnect within a day learn of it; then nothing is left of the key."""
 
 
 class ConflictError(ResileError):
@@ -80,7 +80,7 @@ class Change(Generic[M]):
     value: M | None
     revision: int
     traceparent: str = field(default="", compare=False)
-    """Of the span in which it was written, for `telemetry.continued`; empty without one."""
+    """Trace context of the span in which it was written, for `telemetry.continued`; empty: none."""
 
     @property
     def headers(self) -> dict[str, str]:
@@ -97,7 +97,7 @@ class Bucket(Generic[M]):
 
     @property
     def name(self) -> str:
-        """Its name."""
+        """The name of the bucket."""
         return self._spec.name
 
     async def get(self, key: str) -> Entry[M] | None:
@@ -128,7 +128,7 @@ class Bucket(Generic[M]):
         await self._send(subject, b"", revision=revision, headers=_PURGE.copy(), message_id=message_id)
 
     async def was_deleted(self, key: str, *, message_id: str) -> bool:
-        """Whether ``message_id`` has removed a key, which is not there since then: for a day after that."""
+        """Whether ``message_id`` has deleted a key that was not created again since; known for a day."""
         found = await self._last(key)
         return found is not None and _is_deleted(found[0]) and _message_id(found[0]) == message_id
 

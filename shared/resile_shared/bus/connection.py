@@ -97,7 +97,7 @@ class NatsClient(Client):
 
 
 class Connection:
-    """A client of nats-server. Made by `connect`."""
+    """A client of nats-server. Made by `open`."""
 
     def __init__(self, credentials: Credentials) -> None:
         self._credentials = credentials
@@ -105,13 +105,13 @@ class Connection:
         self._up = asyncio.Event()
         self._is_leaving = False
         self.denied: set[str] = set()
-        """Subjects that this role may not use, and tried to; in lower case, as the client library reports them."""
+        """Subjects that this role tried to use but may not; in lower case, as the client library reports them."""
         self.num_dropped = 0
         """Messages that arrived and were dropped, because handlers did not keep up."""
         self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.closed = asyncio.Event()
         self.on_return: set[Callable[[], None]] = set()
-        """Called after each reconnect."""
+        """Functions to call after each reconnect."""
 
     @classmethod
     async def open(cls, credentials: Credentials, *, name: str) -> "Connection":
@@ -227,9 +227,9 @@ class Connection:
         return reply
 
     async def request_many(self, subject: str, body: bytes, *, is_last: Callable[[Msg], bool]) -> list[Msg]:
-        """Request what several messages answer, the last of which is known by ``is_last``; return all in order.
+        """Send a request with several answers, up to the one for which ``is_last`` is true; return all in order.
 
-        Sent again, from the start, when no more come.
+        The request is sent again, and all answers are awaited again, when no more of them come.
         """
         while True:
             await self._wait_until_up()

@@ -1,7 +1,7 @@
 """A pull consumer of a JetStream stream that survives any outage.
 
 After a reconnect, or when the server sends no idle heartbeats, the consumer is created again, and continues after the
-last message that it has yielded. Nothing is acknowledged: who must not miss a message stores how far it has come.
+last message that it has yielded. Nothing is acknowledged: a reader that must not miss any stores its position.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class Consumer:
     start: str = "all"
     """Where a new consumer starts: ``all``, ``new`` or ``last_per_subject``."""
     after: int = 0
-    """The sequence of the last message yielded, or after which to start."""
+    """The sequence of the last message yielded, or of the one after which to start."""
     num_waiting: int = 0
     """Messages not yielded yet of those that were stored when the consumer was created."""
 

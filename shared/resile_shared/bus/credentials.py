@@ -1,4 +1,4 @@
-"""What a service needs to enter the bus: a file that only its owner can read."""
+"""What a service needs to connect to the bus: a file that only its owner can read."""
 
 import os
 import secrets
@@ -11,7 +11,7 @@ from ..messages.message import Message
 
 
 class Credentials(Message):
-    """Where the bus is, and who enters it."""
+    """Where the bus is, and the user that connects to it."""
 
     url: str
     user: str
@@ -29,12 +29,12 @@ def read_credentials(file: Path) -> Credentials:
 
 
 def write_credentials(file: Path, credentials: Credentials) -> None:
-    """Write the file, for its owner alone, at once."""
+    """Write the file atomically, readable by its owner alone."""
     write_private(file, credentials.model_dump_json().encode())
 
 
 def write_private(file: Path, content: bytes) -> None:
-    """Replace ``file`` by one that only its owner can read. It is never half there."""
+    """Replace ``file`` atomically by one that only its owner can read."""
     draft = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
     try:
         with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:

@@ -34,7 +34,7 @@ class Delivery(Generic[M]):
         self._connection = connection
         self._service = service
         self._done: OrderedDict[str, tuple[bytes, Accepted | Refused]] = OrderedDict()
-        """By message id: the digest of what it said, and its result."""
+        """The digest and the result of each message, by message id."""
 
     async def deliver(self, message: Msg, handler: Callable[[Received[M]], Awaitable[None]]) -> None:
         """Have the message handled, unless it was already; a dead letter says why that was not possible."""
@@ -59,7 +59,7 @@ class Delivery(Generic[M]):
     async def answer(
         self, message: Msg, handler: Callable[[Received[M]], Awaitable[Accepted | Refused]]
     ) -> Accepted | Refused:
-        """Return the answer to a request: of the handler, of its earlier call, or why it could not be called.
+        """Return the answer to a request: that of the handler, now or earlier, or why it could not be called.
 
         A request with the id of another one is refused.
         """

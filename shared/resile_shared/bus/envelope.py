@@ -35,11 +35,11 @@ class Received(Generic[M]):
     source: str
     time: str
     sequence: int | None = None
-    """Its sequence in the stream, if it is stored."""
+    """The sequence of the message in its stream; None: it is not stored."""
     stored: datetime | None = None
-    """When it was stored."""
+    """When the message was stored; None: it is not stored."""
     trace: str = ""
-    """The trace in which it was sent; empty: none."""
+    """The trace in which the message was sent; empty: none."""
 
 
 def type_of(model: type[BaseModel]) -> str:

@@ -29,7 +29,7 @@ from .roles import ROLES, permissions
 MAX_PAYLOAD_BYTES = 8 << 20
 MAX_STORE_BYTES = 16 << 30
 MAX_CONSUMERS = 20_000
-"""Of one stream: every agent reads the buckets, and a pool may have 10,000 hosts. By itself the server allows 1000."""
+"""The maximum number of consumers of one stream: up to 10,000 agents read a bucket; the server's default is 1000."""
 START_SECONDS = 60.0
 STOP_SECONDS = 10.0
 LOCK_SECONDS = 5.0
@@ -48,19 +48,19 @@ class ServerFailed(ResileError):
 class NatsServer:
     """One nats-server in ``folder``. It dies with the process that starts it, and a second one is refused there.
 
-    ``prefix`` goes before its command, and must become it, as `exec` does.
+    ``prefix`` is put before its command, and must replace itself with it, as `exec` does.
     """
 
     def __init__(self, folder: Path, *, host: str = "127.0.0.1", port: int = 0, prefix: Sequence[str] = ()) -> None:
         self.folder = folder.absolute()
         self.host = host
         self.port = port
-        """0 until the first start has found one: that of last time, or any."""
+        """The port; if 0, the first start chooses the one used last, or any free one."""
         self._prefix = tuple(prefix)
         self.process: asyncio.subprocess.Process | None = None
         self._lock: int | None = None
         self._log_position = 0
-        """Up to where `read_log` has read it."""
+        """The position up to which `read_log` has read the log."""
 
     @property
     def url(self) -> str:
@@ -74,7 +74,7 @@ class NatsServer:
         return self.folder / "nats-server.log"
 
     def credentials(self, role: str) -> Path:
-        """Return the file that lets a service of ``role`` in."""
+        """Return the credentials file of ``role``."""
         return self.folder / "credentials" / f"{role}.json"
 
     async def start(self) -> None:
@@ -99,7 +99,7 @@ class NatsServer:
                 preexec_fn=dying_with_parent(),
             )
         self.port = await self._listening_port()
-        self.read_log()  # what the server before it said does not count
+        self.read_log()  # skips what the previous server logged
         for role, password in passwords.items():
             write_credentials(self.credentials(role), Credentials(url=self.url, user=role, password=password))
 
@@ -167,7 +167,7 @@ class NatsServer:
         return read_credentials(file).password if file.exists() else secrets.token_urlsafe(32)
 
     def _last_port(self) -> int:
-        """Return the port of last time, 0 where it is not known or not free."""
+        """Return the port used last, 0 if it is not known or not free."""
         try:
             port = urlsplit(read_credentials(self.credentials(next(iter(ROLES)))).url).port or 0
             family = socket.AF_INET6 if ":" in self.host else socket.AF_INET

@@ -26,9 +26,9 @@ class Outbox:
     def __init__(self, bus: Bus) -> None:
         self._bus = bus
         self._stored: dict[str, JobRecord] = {}
-        """The newest stored records that have items which may not be published."""
+        """The newest stored records with items that may not have been published yet."""
         self._ends: dict[str, tuple[int, int]] = {}
-        """For each job the number of the item published last, and its sequence in the stream; both 0 before that."""
+        """For each job the number of the item published last, and its sequence in the stream; both 0 if none was."""
         self._lock = asyncio.Lock()
 
     def put(self, record: JobRecord) -> None:
@@ -38,16 +38,16 @@ class Outbox:
 
     @property
     def jobs(self) -> tuple[str, ...]:
-        """Those with items that are stored and may not be published."""
+        """The jobs with stored items that may not have been published yet."""
         return tuple(self._stored)
 
     @property
     def num_unpublished(self) -> int:
-        """How many items of all jobs are stored and may not be published."""
+        """How many stored items of all jobs may not have been published yet."""
         return sum(len(self.unpublished(job)) for job in self._stored)
 
     def unpublished(self, job: str) -> tuple[HistoryItem, ...]:
-        """Return the items that are stored and may not be published."""
+        """Return the stored items that may not have been published yet."""
         record = self._stored.get(job)
         number, _ = self._ends.get(job, (0, 0))
         return tuple(item for item in record.unpublished if item.number > number) if record else ()

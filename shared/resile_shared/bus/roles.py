@@ -44,11 +44,11 @@ class Role:
     follows: tuple[Stream, ...] = ()
     reads: tuple[BucketSpec[Any], ...] = ()
     writes: tuple[BucketSpec[Any], ...] = ()
-    """Buckets that it reads and writes."""
+    """Buckets that the service reads and writes."""
     purges: tuple[str, ...] = ()
-    """Names of streams from which it removes messages."""
+    """Names of streams from which the service removes messages."""
     creates_streams: bool = False
-    """Whether it creates all streams and buckets that do not exist."""
+    """Whether the service creates all streams and buckets that do not exist."""
     writes_dead_letters: bool = True
 
     @property

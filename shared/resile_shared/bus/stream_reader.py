@@ -36,7 +36,7 @@ class Tail(Generic[M]):
     messages: tuple[Received[M], ...]
     last: int
     is_cut: bool
-    """Whether older ones that were asked for are left out because they have too many bytes."""
+    """Whether older messages that were asked for are left out because they have too many bytes."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from .subjects import BUCKETS, STREAMS, BucketSpec, Stream
 logger = logging.getLogger(__name__)
 
 DUPLICATES = timedelta(minutes=10)
-"""For how long the server drops a message that is published twice."""
+"""The time for which the server remembers a message, and drops it if it is published again."""
 POLL_SECONDS = 0.2
 _NAME_IN_USE = 10058
 _NOT_FOUND = 10059

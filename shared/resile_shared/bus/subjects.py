@@ -33,7 +33,7 @@ JOB_EVENTS = "resile.job.>"
 POOL_EVENTS = "resile.pool.*"
 REPORTS_OF_ALL = "resile.report.*.*"
 FACTS = ("ready", "switched", "checkpoint", "warned", "completed", "left", "failed")
-"""The kinds of reports that nothing replaces."""
+"""The kinds of reports that no later report replaces."""
 SUSPICIONS = "resile.suspicion.*"
 LOGS_OF_ALL = "resile.log.*"
 TRACES = "resile.trace.*"
@@ -183,16 +183,16 @@ class Stream:
     max_age: timedelta | None = None
     max_per_subject: int = -1
     syncs: bool = True
-    """False: publishers do not wait for the disk, and messages may be lost when the server's machine fails."""
+    """Whether publishers wait for the disk; if not, messages may be lost when the server's machine fails."""
 
 
 _MiB = 1 << 20
 EVENTS = Stream("events", (HOST_EVENTS, JOB_EVENTS, POOL_EVENTS), 4096 * _MiB)
-"""It holds the histories of jobs."""
+"""The events of hosts, jobs and the pool: this stream holds the histories of jobs."""
 REPORTS = Stream("reports", tuple(map(reports_of_kind, FACTS)), 4096 * _MiB, max_per_subject=2000)
-"""Apart from progress, which is nearly all that is reported: it must not displace what the scheduler has not read."""
+"""All reports except progress: there is so much of it that it would displace what the scheduler has not read."""
 PROGRESS = Stream("progress", (reports_of_kind("progress"),), 256 * _MiB, max_per_subject=2000, syncs=False)
-"""Most messages are progress, and newer progress replaces it. Waiting for a slow disk would delay all other streams."""
+"""Progress: most of all messages, replaced by newer ones. Waiting for a slow disk would delay all other streams."""
 LOGS = Stream("logs", (LOGS_OF_ALL,), 1024 * _MiB, max_per_subject=20_000, syncs=False)
 DEAD_LETTERS = Stream("deadletters", (DEAD_LETTER,), 64 * _MiB, timedelta(days=30))
 STREAMS = (EVENTS, REPORTS, PROGRESS, LOGS, DEAD_LETTERS)
@@ -265,7 +265,7 @@ JOB_STREAMS: tuple[tuple[str, Callable[[str], str]], ...] = (
     (CURVES.stream, CURVES.subject),
     (JOB_SLOTS.stream, JOB_SLOTS.subject),
 )
-"""The streams that hold something of jobs, and under which subject each holds what it has of one."""
+"""The streams that hold data of jobs; for each, a function that returns the subject of one job's data."""
 LEASE_KEY = "scheduler"
 POOL_KEY = "settings"
 NUMBERS_KEY = "jobs"

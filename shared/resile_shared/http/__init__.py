@@ -1,1 +1,1 @@
-"""The HTTP API: its models, for the monitor and its clients, and a server for clients that may be anyone."""
+"""The HTTP API: its models, for the monitor and its clients, and a server for untrusted clients."""

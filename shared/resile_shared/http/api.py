@@ -236,7 +236,7 @@ class LogEntry(View):
     time: Time
     host: str
     worker: int | None
-    """None: the build of the job's environment on the host."""
+    """The worker that printed the line; None: the build of the job's environment on the host."""
     stream: Literal["stdout", "stderr", "note"]
     text: str
 

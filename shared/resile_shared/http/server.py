@@ -1,9 +1,9 @@
-"""Serves an aiohttp application to clients that may be anyone.
+"""Serves an aiohttp application to untrusted clients.
 
 The number of connections is limited, in total and for each address. When a limit is reached, the connection that has
-been idle for longest makes room for the new one, so that whoever only connects keeps nobody out; if all are busy with
-requests, the new one is closed. Requests that anyone may send do not make a connection busy: their bodies and answers
-may be slow on purpose. A request must arrive within a time, and so must each further one.
+been idle for longest makes room for the new one, so that a client that only connects keeps nobody out; if all are busy
+with requests, the new one is closed. Requests that anyone may send do not make a connection busy: their bodies and
+answers may be slow on purpose. Each request must arrive within a time limit.
 """
 
 import asyncio
@@ -23,13 +23,14 @@ from .api import Problem
 MAX_CONNECTIONS = 512
 MAX_PER_ADDRESS = 256
 REQUEST_SECONDS = 20.0
-"""For the first request after connecting, headers included, and for each later one."""
+"""Seconds within which the first request must arrive after connecting, headers included, and each later one."""
 LINGER_SECONDS = 2.0
 BODY_SECONDS = 10.0
-"""For the body of a request, or a piece of a large one."""
+"""Seconds within which the body of a request must arrive, or a piece of a large one."""
 WRITE_SECONDS = 60.0
+"""Seconds within which a client must accept a piece of a response."""
 _OF_CLIENTS = (HttpProcessingError, web.RequestPayloadError, ConnectionError)
-"""For a client to take a piece of a response."""
+"""Errors that clients cause; they are not logged."""
 
 
 class Admission:
@@ -40,7 +41,7 @@ class Admission:
         self._max_connections = max_connections
         self._max_per_address = max_per_address
         self._addresses: dict[asyncio.Transport, str] = {}
-        """Of each connection; first those that have been idle for longest."""
+        """The address of each connection; those that have been idle for longest come first."""
         self._busy: set[asyncio.Transport] = set()
 
     def admit(self, transport: asyncio.Transport) -> bool:
@@ -132,8 +133,8 @@ async def listening(
 ) -> AsyncIterator[str]:
     """Serve; yields the URL. Raises OSError.
 
-    ``guarded`` is what the paths begin with to which the application admits only some clients. ``cancels_handlers``:
-    when their clients disconnect.
+    ``guarded`` is the prefix of the paths to which the application admits only some clients. ``cancels_handlers``:
+    whether handlers are cancelled when their clients disconnect.
     """
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     admission = Admission(

@@ -1,4 +1,4 @@
-"""Which workers a job shall have: the scheduler's word, and the only one that agents obey."""
+"""The workers that each job is assigned: the scheduler decides, and agents follow nothing else."""
 
 from typing import Self
 
@@ -63,7 +63,7 @@ class Allocation(Message):
 
     @property
     def has_addresses(self) -> bool:
-        """Whether the order can be given."""
+        """Whether every placement has its address, so that the generation can be ordered."""
         return all(placement.address for placement in self.placements)
 
     @model_validator(mode="after")

@@ -7,9 +7,9 @@ from pydantic import Field, model_validator
 from .message import MAX_SLOTS, Count, Derived, Message, Positive
 
 MAX_POINTS = 500
-"""Of one table. A power of two of iterations is one point, the same for all points of a table."""
+"""The maximum number of points of a table. Each stands for the same power of two of iterations."""
 MAX_CURVES = 32
-"""Numbers of one table; a job that reports more has no curves of the others."""
+"""The maximum number of curves of a table; the other numbers that a job reports have none."""
 Number = Annotated[float, Field(allow_inf_nan=False)]
 Workers = Annotated[int, Field(ge=1, le=MAX_SLOTS)]
 

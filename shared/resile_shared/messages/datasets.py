@@ -1,4 +1,4 @@
-"""A dataset that is registered: where its files are, and which."""
+"""A dataset that is registered: where its files are, and which they are."""
 
 from typing import Annotated
 from urllib.parse import urlsplit
@@ -14,7 +14,7 @@ DatasetName = Annotated[
     ),
 ]
 MAX_DATASETS = 16
-"""Of one job."""
+"""The maximum number of datasets of one job."""
 MAX_URI = 1000
 SCHEMES = ("file://", "s3://", "gs://", "az://", "pool:")
 

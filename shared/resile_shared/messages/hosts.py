@@ -1,6 +1,6 @@
-"""Who is here: what agents say of their hosts, and what the registry makes of it.
+"""The hosts of a pool: what agents report of them, and what the registry derives from that.
 
-An agent's word counts for its incarnation alone: whoever has seen a higher one ignores it.
+A message of an agent counts for its incarnation alone: a reader that has seen a higher one ignores it.
 """
 
 import signal

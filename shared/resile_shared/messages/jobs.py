@@ -19,15 +19,15 @@ MAX_PRIORITY = 1_000_000
 MAX_WORKERS = MAX_SLOTS
 Workers = Annotated[int, Field(ge=1, le=MAX_WORKERS)]
 MAX_SIZES = 64
-"""Allowed numbers of workers of one job."""
+"""The maximum number of sizes (allowed numbers of workers) of one job."""
 MAX_NAME = 200
 MAX_SPEC_BYTES = 256 << 10
-"""Of the arguments, environment variables, requirements, data and mounts of a job, as JSON."""
+"""The maximum size of the arguments, environment variables, requirements, data and mounts of a job, as JSON."""
 Requirement = Annotated[str, Field(max_length=MAX_REQUIREMENT), AfterValidator(parse_requirement)]
 Mount = Annotated[Line, Field(max_length=1000, pattern=r"^/", description="an absolute path")]
 MAX_UNPUBLISHED = 64
 MAX_WARNINGS = 20
-"""In the history of one job."""
+"""The maximum number of warnings in the history of one job."""
 MAX_COMMANDS = 64
 MAX_COMMAND_ID = 512
 CommandId = Annotated[str, Field(max_length=MAX_COMMAND_ID)]
@@ -108,7 +108,7 @@ class JobSpec(Message):
 
     @property
     def has_default_size(self) -> bool:
-        """Whether nobody gave a maximum: then it is the job's number of shards."""
+        """Whether no maximum was given: then it is the job's number of shards."""
         return self.max_workers == MAX_WORKERS and not self.gang
 
     @model_validator(mode="after")

@@ -13,12 +13,12 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, BeforeValidator, 
 from ..text import is_line
 
 MAX_INTEGER = (1 << 53) - 1
-"""All JSON parsers read it exactly."""
+"""The largest integer that all JSON parsers read exactly."""
 MAX_TEXT = 2000
 MAX_DETAILS = 20_000
 MAX_KEY = 4096
 MAX_SLOTS = 10_000
-"""Of one host, and of one job."""
+"""The maximum number of slots of one job, and no host has more."""
 
 
 class Message(BaseModel):
@@ -72,7 +72,7 @@ def _check_line(text: str) -> str:
 
 
 Line = Annotated[str, AfterValidator(_check_line)]
-"""Shown in tables and on terminals as it is."""
+"""One line of text that tables and terminals show as it is."""
 Version = Annotated[Line, Field(max_length=100, description="of Resile; empty: one that does not name itself yet")]
 
 
@@ -85,6 +85,6 @@ def _cut_details(text: object) -> object:
 
 
 Text = Annotated[str, BeforeValidator(_cut), Field(max_length=MAX_TEXT)]
-"""Written for people: what is beyond the maximum is cut off."""
+"""Text for people: what exceeds the maximum is cut off."""
 Details = Annotated[str, BeforeValidator(_cut_details), Field(max_length=MAX_DETAILS)]
-"""A traceback: its beginning is cut off, since the error is at its end."""
+"""A traceback: if it is too long, its beginning is cut off, since the error is at its end."""

@@ -1,4 +1,4 @@
-"""What everybody in a pool has to agree on. The registry is told, and stores it; others read it."""
+"""What all parts of a pool have to agree on: settings, which the registry stores, and the policy and tenants."""
 
 from pydantic import Field
 
@@ -27,7 +27,7 @@ class PoolSettings(Message):
         default=DEFAULT_KEEP_DAYS,
         gt=0,
         le=36500,
-        description="for so long jobs that ended and hosts that left are kept",
+        description="days for which ended jobs and departed hosts are kept",
     )
     version: Version = ""
 

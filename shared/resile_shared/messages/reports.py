@@ -18,15 +18,15 @@ def _finite(numbers: dict[str, float]) -> dict[str, float]:
 MAX_NUMBERS = 512
 MAX_COUNTS = 2000
 MAX_BATCH_STEPS = 1000
-"""A batch that has changed so often in one job stays as it is."""
+"""After this many steps of its schedule, the batch of a job stays as it is."""
 Numbers = Annotated[
     dict[Annotated[str, Field(max_length=100)], float], Field(max_length=MAX_NUMBERS), AfterValidator(_finite)
 ]
-"""Named numbers. JSON has no form for infinite ones and for what is none, so they are left out."""
+"""Named numbers. JSON has no form for infinity and NaN, so they are left out."""
 MAX_SECONDS = 1e7
-"""Of one iteration: some months."""
+"""The maximum duration of one iteration, in seconds: some months."""
 MAX_SAMPLES = 10**12
-"""Of one batch: more than any has, and exact in every float that is computed from it."""
+"""The maximum size of one batch: more than any has, and exact in every float that is computed from it."""
 Seconds = Annotated[float, Field(ge=0, le=MAX_SECONDS, allow_inf_nan=False)]
 Samples = Annotated[int, Field(ge=1, le=MAX_SAMPLES)]
 Workers = Annotated[int, Field(ge=1, le=MAX_SLOTS)]
@@ -202,7 +202,7 @@ class Left(Message):
 
 
 Evidence = Literal["broken link", "silence", "hearsay"]
-"""The link to the suspect broke; nothing was heard from it for ``detection_seconds``; somebody else says so."""
+"""Why a peer is suspected: its link broke; it was silent for ``detection_seconds``; somebody else reported it."""
 
 
 class PeerSuspected(Message):
@@ -227,7 +227,7 @@ class Failed(Message):
     details: Details = ""
     is_state_lost: bool = Field(
         default=False,
-        description="no fault of the script: no member has a whole state any more, and the job needs its checkpoint",
+        description="no fault of the script: no worker has the complete state any more; the job needs its checkpoint",
     )
     is_refusal: bool = Field(
         default=False, description="the script would train wrongly, on the other workers, too, if they did not notice"

@@ -7,11 +7,11 @@ from pydantic import Field, model_validator
 from .message import Count, Derived, Id, Line, Message
 
 MAX_STEPS = 2048
-"""Of one series: more than a day of changes that never cease, finest where they are newest."""
+"""The maximum number of steps of a series: more than a day of incessant changes, finest where they are newest."""
 MAX_JOB_MARKS = 100
 MAX_POOL_MARKS = 1000
 MAX_PRESENT = 20_000
-"""Hosts that are up, and jobs that hold slots."""
+"""The maximum number of hosts that are up, and of jobs that hold slots."""
 MarkKind = Literal["submitted", "priority", "joined", "draining", "lost", "left", "policy"]
 
 

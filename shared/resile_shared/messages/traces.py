@@ -1,4 +1,4 @@
-"""Spans of changes, which services send for the waterfalls of monitors. They may be lost; how many were is said."""
+"""Spans of changes, which services send for the waterfalls of monitors. They may be lost; messages count how many."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field
 from .message import MAX_INTEGER, Count, Id, Message
 
 MAX_SPANS = 200
-"""In one message."""
+"""The maximum number of spans in one message."""
 MAX_ATTRIBUTES = 32
 MAX_SPAN_EVENTS = 16
 MAX_LINKS = 8

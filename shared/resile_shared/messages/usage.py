@@ -5,9 +5,9 @@ from pydantic import Field
 from .message import Count, Id, Message, Time
 
 HOURS_KEPT = 169
-"""A week, and the hour in which it begins."""
+"""Hours for which usage is kept: a week, and the hour in which it begins."""
 MAX_COUNTED = 1000
-"""Jobs of one tenant that are removed at a time."""
+"""The maximum number of jobs of one tenant that are removed at a time."""
 
 
 class HourUsage(Message):

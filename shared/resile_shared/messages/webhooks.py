@@ -1,4 +1,4 @@
-"""Webhooks: whom a pool calls when a job ends, and how far each receiver has come."""
+"""Webhooks: the receivers that a pool calls when a job ends, and what each has got so far."""
 
 import base64
 import binascii

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from obstore import GetOptions, ObjectMeta
 
 PROBE = "probe"
-"""Key of an object that `up` writes: whoever cannot read it does not share the pool's storage."""
+"""Key of an object that `up` writes: a host that cannot read it does not share the pool's storage."""
 _WAITS_SECONDS = (0.2, 1.0, 3.0)  # before the second, third and fourth attempt
 _DOWNLOAD_BYTES = 8 * 2**20
 REQUEST_SECONDS = 600.0
-"""For the answer to a request: 32 MiB within obstore's own 30 s would need 9 Mbit/s for each worker."""
+"""Seconds that the answer to a request may take: 32 MiB in obstore's own 30 s would need 9 Mbit/s for each worker."""
 _RETRY_SECONDS = 60.0
 _FOREIGN = (foreign.BaseError, OSError, ValueError)
 
@@ -76,7 +76,7 @@ class ObjectVersion(NamedTuple):
 
     num_bytes: int
     mark: str
-    """Its ETag, or its time of change."""
+    """The ETag of the object, or its time of change."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class ObjectSnapshot:
 
     num_bytes: int
     read_range: Callable[[int, int], memoryview]
-    """Read bytes from the first number to the second, at least one. Raises ObjectChanged, other StorageError."""
+    """A function that reads bytes ``start`` to ``stop``, at least one. Raises ObjectChanged, other StorageError."""
 
 
 class ObjectStorage:
@@ -269,7 +269,7 @@ class _Cause(NamedTuple):
 
     pattern: str
     reason: str
-    """With the groups of the pattern, as in `re.Match.expand`."""
+    """The reason for the user, which may use the groups of the pattern, as in `re.Match.expand`."""
     advice: str
     transient: bool = False
     kind: type[StorageError] = StorageError

@@ -25,9 +25,9 @@ CONTENT_TYPE = CONTENT_TYPE_LATEST
 SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 LONG_SECONDS = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 10800.0, 43200.0, 86400.0)
 EXPORT_SECONDS = 60.0
-"""Between two exports by OTLP, unless ``OTEL_METRIC_EXPORT_INTERVAL`` (milliseconds) says otherwise."""
+"""Seconds between two exports by OTLP, unless ``OTEL_METRIC_EXPORT_INTERVAL`` (milliseconds) says otherwise."""
 Values = float | Mapping[str, float]
-"""One value, or one for each value of a label."""
+"""The value of a metric, or one for each value of a label."""
 
 
 class ServiceMetrics:
@@ -77,7 +77,7 @@ class _LatestMetrics(MetricReader):
         self._read: MetricsData | None = None
 
     async def export(self) -> None:
-        """Read and send all metrics; the exporter logs a failure, and the next attempt sends what is so then."""
+        """Read and send all metrics; the exporter logs a failure, and the next attempt sends what is current then."""
         self.collect()
         metrics, self._read = self._read, None
         if metrics is not None:
@@ -97,7 +97,7 @@ def gauge(meter: Meter, name: str, read: Callable[[], Values], description: str,
 
 
 def total(meter: Meter, name: str, read: Callable[[], Values], description: str, *, label: str = "") -> None:
-    """As `gauge`, of what only rises while the process lives."""
+    """Like `gauge`, for a value that only rises while the process lives."""
     meter.create_observable_counter(name, [_observing(read, label)], description=description)
 
 

@@ -30,7 +30,7 @@ _PROGRESS = ".progress"
 
 
 def is_of_change(name: str) -> bool:
-    """Whether a trace that begins with a span of that name is about a change, and not about what is repeated anyway."""
+    """Whether a trace that begins with a span of that name is about a change, not about what is repeated anyway."""
     return name != ITERATION and not name.endswith(_PROGRESS)
 
 
@@ -57,7 +57,7 @@ class SpanQueue(SpanProcessor):
             self._loop.call_soon_threadsafe(self._changed.set)
 
     async def run(self, bus: "Bus") -> None:
-        """Send what is queued, in batches, for ever."""
+        """Send what is queued, in batches, forever."""
         while True:
             await self._changed.wait()
             await asyncio.sleep(SEND_SECONDS)
@@ -104,7 +104,7 @@ def _attributes(attributes: Mapping[str, object] | None) -> dict[str, bool | int
 
 
 def _plain(value: object) -> bool | int | float | str:
-    """Return a value as messages hold it: all others, and numbers that JSON has not, as text."""
+    """Return a value as messages hold it: all others, and numbers that JSON cannot express, as text."""
     match value:
         case bool() | str():
             return value

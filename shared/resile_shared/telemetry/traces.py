@@ -102,7 +102,7 @@ def _exporter() -> SpanExporter:
 
 
 def attributes_of(attributes: Mapping[str, Value]) -> dict[str, Value]:
-    """Return attributes with names of their own: those without a dot are Resile's."""
+    """Return attributes by their full names: those without a dot are Resile's."""
     return {name if "." in name else f"resile.{name}": value for name, value in attributes.items()}
 
 
@@ -125,7 +125,7 @@ def begin(
     links: Sequence[Link] = (),
     **own: Value,
 ) -> trace.Span:
-    """Begin a span that something later ends, by its `end`; in ``context``, or else in the present one.
+    """Begin a span that is ended later, by its `end`; in ``context``, or else in the current one.
 
     ``begun``: in seconds since the epoch, if not now.
     """
@@ -151,7 +151,7 @@ def in_span(span: trace.Span) -> Context:
 
 
 def is_recorded() -> bool:
-    """Whether the present trace is recorded."""
+    """Whether the current trace is recorded."""
     return trace.get_current_span().get_span_context().trace_flags.sampled
 
 

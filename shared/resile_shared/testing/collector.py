@@ -34,10 +34,10 @@ class Span:
     begin: float
     end: float
     attributes: dict[str, str | int]
-    """Those of Resile without their ``resile.``."""
+    """The attributes of the span; those of Resile without their prefix ``resile.``."""
     id: bytes = b""
     parent: bytes = b""
-    """Empty: the trace began with it."""
+    """The id of the parent; empty: the trace began with this span."""
     service: str = ""
 
 

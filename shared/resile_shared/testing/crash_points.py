@@ -1,7 +1,7 @@
 """Crashes a service at every point of its work: before and after each write and each message.
 
 Every process records the points that it passes, so one undisturbed run lists them all. A service that has crashed is
-restarted at once, and crashes no more.
+restarted at once, and does not crash again.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class CrashableProcess:
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """Its exit status, or minus the signal."""
+        """The exit status of the process, or minus the signal that ended it."""
 
     def kill(self) -> None:
         """``kill -9`` it."""
@@ -106,7 +106,7 @@ class CrashableService:
         log.touch()
         self._process: CrashableProcess | None = None
         self.ends: list[int] = []
-        """Exit statuses of its processes so far."""
+        """Exit statuses of the service's processes so far."""
 
     @property
     def points(self) -> list[Point]:
@@ -158,7 +158,7 @@ class Outcome:
 
 
 Play = Callable[[Forker, Path, Point | None], Awaitable[Outcome]]
-"""Plays a scenario in a folder of its own, in which the service crashes at the point, if there is one."""
+"""A function that plays a scenario in a folder of its own; the service crashes at the point, if there is one."""
 
 
 async def crash_at(name: str, play: Play, folder: Path, *, sample: int | None = None) -> None:

@@ -33,14 +33,14 @@ class FakeAgent:
         self.version = version
         self.workers: dict[tuple[str, int], WorkerReport] = {}
         self.assigned: tuple[str, ...] | None = None
-        """The jobs whose allocations it watches; None before the scheduler has said so."""
+        """The jobs whose allocations the agent watches; None until the scheduler has assigned them."""
         self.allocations: dict[str, Allocation] = {}
         self.seen: list[Allocation] = []
         """All allocations, in order of arrival."""
         self.iteration = 0
         self.beat_seconds = 0.5
         self.num_heartbeats_requested = 0
-        """How often it was asked for a heartbeat."""
+        """How often the agent was asked for a heartbeat."""
         self._beats = 0
         self._tasks: set[asyncio.Task[None]] = set()
         self._watches: dict[str, asyncio.Task[None]] = {}
@@ -63,7 +63,7 @@ class FakeAgent:
         await self.vanish()
 
     async def vanish(self) -> None:
-        """Stop all messages, as a host does that loses power."""
+        """Stop all messages, like a host that loses power."""
         if not self._tasks:
             return
         tasks = self._tasks

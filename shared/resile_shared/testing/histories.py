@@ -11,7 +11,7 @@ SECONDS = 30.0
 
 
 async def check_history(pool: Pool, record: JobRecord) -> list[HistoryItem]:
-    """Assert that a history has no gap and no double: its end in the record and, once published, the event stream."""
+    """Assert that a history has no gaps or duplicates: its end in the record and, once published, the event stream."""
     numbers = list(range(1, record.num_items + 1))
     end = [item.number for item in record.unpublished]
     assert end == numbers[len(numbers) - len(end) :], f"unpublished items of {record.job}"

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 PATIENCE_SECONDS = 200.0
-"""How long tests wait for what must happen: so long that no busy machine decides. Nothing waits so long otherwise."""
+"""Seconds that tests wait for what must happen: enough for a busy machine. Only a test that fails waits this long."""
 
 
 async def until(condition: Callable[[], object], *, seconds: float = PATIENCE_SECONDS) -> None:

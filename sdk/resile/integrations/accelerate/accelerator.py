@@ -74,10 +74,10 @@ class PreparedLoader:
 class Accelerator(accelerate.Accelerator):
     """Takes the place of accelerate.Accelerator in a script with one model, one optimizer and one training loader.
 
-    With ``gradient_accumulation_steps`` more than one, each batch of the loader is a shard and so many make a global
-    batch; else the loader's batch is the global batch, cut into ``num_shards``. ``seed``, ``checkpoint_every``,
+    With ``gradient_accumulation_steps`` more than one, each batch of the loader is a shard, and that many shards make a
+    global batch; else the loader's batch is the global batch, cut into ``num_shards``. ``seed``, ``checkpoint_every``,
     ``mode``, ``micro_batch_size`` and ``threads`` are those of `resile.training.prepare`. Raises UsageError for
-    arguments that cannot hold.
+    arguments that are not supported.
     """
 
     def __init__(

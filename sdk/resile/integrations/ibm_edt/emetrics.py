@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TextIO
 from .environment import log_dir, result_dir
 
 _TYPES = {int: 2, float: 3}
-"""How the file names the type of a value; texts have none."""
+"""The numbers by which the file names the types of values; texts have none."""
 
 
 class EMetrics:

@@ -27,8 +27,8 @@ class FabricModel:
     """Takes what IBM's FabricModel takes, in its versions 1.2 to 4.0, and trains on any number of workers.
 
     ``datasets_function`` returns a map-style dataset for training and one for tests, or None. ``loss_function`` and
-    each of ``metrics`` return the mean over a batch. ``lr_scheduler`` steps once an epoch. Raises UsageError for what
-    cannot hold.
+    each of ``metrics`` return the mean over a batch. ``lr_scheduler`` steps once an epoch. Raises UsageError for
+    arguments that are not supported.
     """
 
     def __init__(

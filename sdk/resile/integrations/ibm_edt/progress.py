@@ -11,16 +11,16 @@ from ..callback_state import CallbackState, is_everywhere
 class FabricProgress:
     """The scores of the epoch so far, those of all validations, and what callbacks know.
 
-    It changes after the exchange of an iteration alone, so that members that repeat one have the same.
+    It changes only after the exchange of an iteration, so that members that repeat one have the same state.
     """
 
     may_differ = True
-    """`check` compares it in each iteration."""
+    """The learner does not compare the plain values of this state; `check` does, in each iteration."""
 
     def __init__(self, callbacks: Callable[[], Sequence[Any]]) -> None:
         self.callbacks = CallbackState(callbacks)
         self.num_batches = 0
-        """Batches of engines so far, of all workers."""
+        """The number of engine batches so far, of all workers."""
         self.tests: list[dict[str, float]] = []
         """The scores of each validation, with its number of batches so far as "steps"."""
         self.untold: int | None = None

@@ -64,7 +64,7 @@ class Schedule:
     engines: int
     num_readers: int
     validation_every: int
-    """In epochs, as `checkpoint_every`; 0: never."""
+    """Epochs between two validations, as ``checkpoint_every`` between two checkpoints; 0: never."""
     checkpoint_every: int
 
 

@@ -44,7 +44,7 @@ _TAKEN: dict[str, tuple[tuple[Any, ...], str]] = {
         "workers come and go while it uploads; upload after fit(), where trainer.is_global_zero",
     ),
 }
-"""Arguments of which only some values can hold: these, and why not the others."""
+"""Arguments that support only some values: those values, and why the others are refused."""
 
 _UNFREEZES = "it freezes or unfreezes parameters while training; use parameter groups with a learning rate of 0"
 _AVERAGES = (
@@ -65,13 +65,13 @@ REFUSED_CALLBACKS: dict[type, str] = {
     callbacks.Timer: _BY_TIME,
     callbacks.WeightAveraging: _AVERAGES,
 }
-"""Callbacks of the library that cannot hold, and why."""
+"""Callbacks of the library that are refused, and why."""
 
 DEFAULTS = {name: parameter.default for name, parameter in inspect.signature(pl.Trainer.__init__).parameters.items()}
 
 
 def checked_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments for `Trainer` that make it a single process. Raises UsageError, naming one that cannot hold."""
+    """Return arguments that make `Trainer` a single process. Raises UsageError, naming one that is not supported."""
     given = {**arguments}
     for name, (taken, reason) in _TAKEN.items():
         value = given.get(name, DEFAULTS[name])
@@ -110,7 +110,7 @@ def check_fit(trainer: pl.Trainer, module: pl.LightningModule, ckpt_path: Any, *
 
 
 def check_callbacks(trainer: pl.Trainer) -> None:
-    """Raises UsageError for a callback that cannot hold."""
+    """Raises UsageError for a callback that is not supported."""
     for callback in trainer.callbacks:
         reason = next((REFUSED_CALLBACKS[kind] for kind in REFUSED_CALLBACKS if isinstance(callback, kind)), None)
         if reason:

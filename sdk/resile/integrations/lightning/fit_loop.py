@@ -129,12 +129,12 @@ class _Step:
         self._metrics = metrics
         self._attributes = AttributeWatch(self._module)
         self._log: ShardLog | None = None
-        """Of the newest shard of the iteration."""
+        """The log of the newest shard of the iteration."""
 
     def begin_training(self) -> None:
         """Call the hooks of the run's start, once: at the first iteration, or at the end if there was none.
 
-        A worker that joins when the last iteration is over has none.
+        A worker that joins after the last iteration trains none.
         """
         self._trainer.follow_rank(has_begun=self.progress.has_begun)
         if not self.progress.has_begun:
@@ -142,7 +142,7 @@ class _Step:
             self.progress.begin()
 
     def begin(self, iteration: Iteration) -> None:
-        """Call the hooks of what begins. An iteration that is repeated, since a member was lost, has begun already."""
+        """Call the hooks of a new epoch or iteration. An iteration that is repeated after a loss has begun already."""
         self._log = None
         self.begin_training()
         if iteration.number == self.progress.begun:

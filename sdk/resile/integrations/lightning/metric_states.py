@@ -13,7 +13,7 @@ from resile_shared.errors import UsageError
 
 _NAME = "resile/metric/"
 _MOST_ELEMENTS = 4096
-"""A larger state is refused: its elements travel in headers."""
+"""A metric state with more elements is refused: its elements travel in headers."""
 
 
 class MetricStates:
@@ -29,7 +29,7 @@ class MetricStates:
 
     @contextmanager
     def shard(self, num_samples: int) -> Iterator[dict[str, float]]:
-        """Compute a shard in this context; the dict has, after it, what is exchanged of it."""
+        """Compute a shard in this context; afterwards the dict has the values to exchange."""
         before = {name: _taken(metric) for name, metric in self._metrics.items()}
         shares: dict[str, float] = {}
         try:
@@ -45,7 +45,7 @@ class MetricStates:
                 _restore(metric, before[name])
 
     def commit(self, totals: Mapping[str, float], *, num_samples: int) -> None:
-        """Add the shares of all shards, and make the value of the batch that which is logged on each step."""
+        """Add the shares of all shards, and make the value of the whole batch the one that is logged on each step."""
         for name in sorted(self._updated):
             metric = self._metrics[name]
             before = _taken(metric)

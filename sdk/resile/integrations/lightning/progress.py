@@ -29,19 +29,19 @@ _OPTIONS = ("fx", "name", "prog_bar", "logger", "on_step", "on_epoch", "add_data
 class FitProgress:
     """The state of ``trainer``, its callbacks, its module and its data module, as plain values and tensors.
 
-    Of callbacks and modules it has what their own state methods return, and of those of the script all plain attributes
+    It holds what the state methods of callbacks and modules return, and for those of the script all plain attributes
     that changed since training began here: what on_train_start notes, such as the time, stays each worker's own. What
     is received before training has begun is given to them in `begin`, after on_train_start.
     """
 
     may_differ = True
-    """Attributes of callbacks may be those of one worker, such as a time."""
+    """Plain values may differ between workers: callbacks may have attributes of one worker, such as a time."""
 
     def __init__(self, trainer: "ElasticTrainer", metrics: MetricStates) -> None:
         self.begun = -1
         """The newest iteration whose first hooks have run."""
         self.epoch = -1
-        """Its epoch."""
+        """The epoch of the iteration ``begun``."""
         self._trainer = trainer
         self._metrics = metrics
         self._owners = CallbackState(self._find_owners, attributes=_own_attributes)

@@ -50,7 +50,7 @@ class ShardLog:
     def log(
         self, hook: str, name: str, value: Any, *, reduce_fx: Any, batch_size: int | None = None, **options: Any
     ) -> None:
-        """Note a value. Raises UsageError for a reduction that cannot be summed over shards."""
+        """Record a value. Raises UsageError for a reduction that cannot be summed over shards."""
         key = f"{hook}/{name}"
         reduction = reduce_fx if isinstance(reduce_fx, str) else getattr(reduce_fx, "__name__", str(reduce_fx))
         if key not in self.entries:

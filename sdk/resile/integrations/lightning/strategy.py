@@ -25,7 +25,7 @@ class WorkerStrategy(SingleDeviceStrategy):
     _is_known = False
     """Whether the rank is known."""
     _left_to_others: tuple[Callable[[], None], ...] = ()
-    """File operations of the lowest rank at the end of an iteration, in case it is lost before they are done."""
+    """File operations of the lowest rank in an iteration, kept in case that worker is lost before they are done."""
 
     @classmethod
     def instead_of(cls, strategy: Any) -> "WorkerStrategy":
@@ -43,12 +43,12 @@ class WorkerStrategy(SingleDeviceStrategy):
         )
 
     def forget_rank(self) -> None:
-        """Training has not begun yet."""
+        """Forget the rank: training has not begun yet."""
         self._is_known = isinstance(current_session(), SoloSession)
         self._set_rank(0 if self._is_known else _NOT_LOWEST)
 
     def follow_rank(self) -> bool:
-        """Take over the worker's present rank. True if it is the lowest now, and was not, or was not known to be."""
+        """Take over the worker's current rank. True if it is the lowest now, and was not, or was not known to be."""
         before = self.global_rank
         self._is_known = True
         self._set_rank(current_session().view.rank)

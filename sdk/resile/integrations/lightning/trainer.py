@@ -49,7 +49,7 @@ class ElasticTrainer(pl.Trainer):
     workers. It is cut into ``num_shards`` (None: accumulate_grad_batches if that is more than one, else as for
     `ElasticLoop`), which is also the largest number of workers. ``seed`` (None: that of seed_everything, or 0),
     ``checkpoint_every`` and ``threads`` are those of `ElasticLoop`. ``result`` is how the run ended. Raises UsageError
-    for arguments that cannot hold.
+    for arguments that are not supported.
     """
 
     fit_loop: ElasticFitLoop
@@ -90,8 +90,8 @@ class ElasticTrainer(pl.Trainer):
     ) -> None:
         """Train; a resumed job continues by itself, from Resile's checkpoints.
 
-        Raises UsageError for what cannot hold: manual optimization, callbacks that act by time, the file of another
-        checkpoint as ``ckpt_path``, and ``"last"`` in a plain run, which has none.
+        Raises UsageError for what is not supported: manual optimization, callbacks that act by time, the file of
+        another checkpoint as ``ckpt_path``, and ``"last"`` in a plain run, which has none.
         """
         check_fit(self, model, ckpt_path, is_plain=self._is_plain)
         self.strategy.forget_rank()

@@ -34,7 +34,7 @@ _REFUSED = {
     "skip_memory_metrics": "each worker would report its own memory as that of the run",
     "debug": "its hooks look at one worker's shards alone",
 }
-"""Arguments that have to have their default, and why."""
+"""Arguments that must keep their defaults, and why."""
 
 _DETERMINING = (
     "per_device_train_batch_size",

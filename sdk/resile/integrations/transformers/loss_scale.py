@@ -15,7 +15,7 @@ TOLERANCE = 1e-3
 SUM_TOLERANCE = 0.05
 
 ComputeLoss = Callable[[Mapping[str, Any], int], Any]
-"""Returns the loss of prepared inputs, given a number of items."""
+"""A function that returns the loss of prepared inputs, given a number of items."""
 
 
 def divides_by_items(

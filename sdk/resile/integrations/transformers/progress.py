@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _OF_THE_WORKER = {"is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "best_model_checkpoint"}
 _TIMES = ("_runtime", "_per_second", "_preparation_time")
-"""How the names of logged values end that measure this worker's time."""
+"""Suffixes of the names of logged values that measure this worker's time."""
 _DIGEST = "resile/callbacks"
 _COMPARED_ITERATIONS = (1, 10, 100, 1000)
 _MAX_NAMES = 5
@@ -28,12 +28,12 @@ _MAX_NAMES = 5
 class TrainerProgress:
     """The state of ``trainer`` and of its callbacks, as plain values and tensors.
 
-    Of a callback that is not the library's own, it has what `CallbackState` has. What is received before training has
-    begun is given to callbacks in `begin`, after their on_train_begin.
+    For a callback that is not the library's own, it holds what `CallbackState` holds. What is received before training
+    has begun is given to callbacks in `begin`, after their on_train_begin.
     """
 
     may_differ = True
-    """Attributes of callbacks may be those of one worker; `compare` warns of them."""
+    """Plain values may differ between workers: callbacks may have attributes of one worker; `compare` warns of them."""
 
     def __init__(self, trainer: "ElasticTrainer", *, keeps_best: bool) -> None:
         self._trainer = trainer

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .trainer import ElasticTrainer
 
 ITEMS, TOKENS, FLOS = "resile/items", "resile/tokens", "resile/flos"
-"""Among the scalars of a shard, each divided by its samples: labels, input tokens, floating-point operations."""
+"""Names of scalars of a shard, each divided by its samples: labels, input tokens, floating-point operations."""
 
 
 class Length(NamedTuple):
@@ -54,7 +54,7 @@ class Step:
     def begin_training(self) -> None:
         """Tell the callbacks that training begins, once: at the first iteration, or at the end if there was none.
 
-        A worker that joins when the last iteration is over has none.
+        A worker that joins after the last iteration trains none.
         """
         follow_rank(self._trainer)
         if not self.progress.has_begun:
@@ -62,7 +62,7 @@ class Step:
             self.progress.begin()
 
     def begin(self, iteration: Iteration) -> None:
-        """Tell the callbacks what begins. An iteration that is repeated, since a member was lost, has begun already."""
+        """Tell the callbacks what begins. An iteration that is repeated after a loss has begun already."""
         trainer = self._trainer
         is_first = not self.progress.has_begun
         self.begin_training()

@@ -37,7 +37,7 @@ class ElasticTrainer(Trainer):
     It is cut into ``num_shards`` (None: gradient_accumulation_steps if that is more than one, else as for
     `ElasticLoop`), which is also the largest number of workers. ``checkpoint_every`` is that of `ElasticLoop`; without
     it Resile's checkpoints are stored as often as ``save_strategy`` and ``save_steps`` say. ``threads`` are torch's
-    threads in each worker. ``result`` is how the run ended. Raises UsageError for arguments that cannot hold.
+    threads in each worker. ``result`` is how the run ended. Raises UsageError for unsupported arguments.
     """
 
     def __init__(

@@ -2,25 +2,24 @@
 
 `AgentCore.handle` takes events and returns commands, which the shell carries out. The rules:
 
-- Allocations are watched of the jobs that the scheduler has assigned to this host, and of those with a worker here,
-  whatever it has assigned. Those of other jobs have no effect, and nothing is kept of them.
+- The allocations of the jobs that the scheduler has assigned to this host are watched, and those of jobs with a worker
+  here, whatever it has assigned. Allocations of other jobs have no effect, and nothing is kept of them.
 - The newest allocation of a job is the truth; an older one has no effect. Nor has anything from a scheduler of an
-  earlier epoch than the latest that was heard of, whichever job it is about.
+  earlier epoch than the latest seen, whichever job it is about.
 - A worker that an allocation places on this host and incarnation is started unless it has ever been here, or its slot
   is held: no two workers are ever on one slot. One that has ended and is forgotten (`numbering.py`) is reported as
-  gone: a scheduler that has not heard of its end may name it once more. With all addresses known, the allocation is
+  gone: a scheduler that does not know of its end may name it again. With all addresses known, the allocation is
   sent as an order to every worker of the job here: members, joiners and leavers alike. Without placements, all workers
   of the job here are killed.
 - A heartbeat lists every worker. One is sent at each tick and at each change, and none while NATS is disconnected. A
   worker that is gone stays listed while the newest allocation names it, and for `LISTED_SECONDS` in any case.
 - What workers report is passed on. Progress replaces earlier progress and is passed on a few times a second; everything
   else is passed on in order, after the progress that preceded it. Of the warnings of a worker, the first `MAX_WARNINGS`
-  that differ are passed on, each once, and then that there are more.
+  that differ are passed on, each once, and then one that says that there are more.
 - A worker is forked once it is prepared, from a template if there is one for it: the rules are in `templates.py`.
-- The environments that the scheduler asks for are built before workers need them; heartbeats say how far each one is.
-- The host is announced with growing pauses until its stored record shows this incarnation, at first once the templates
-  of the previous incarnation are ready. An incarnation that the
-  registry declares lost or left ends.
+- The environments that the scheduler asks for are built before workers need them; heartbeats report the state of each.
+- Once the templates of the previous incarnation are ready, the host is announced, with growing pauses, until its stored
+  record shows this incarnation. An incarnation that the registry declares lost or left ends.
 """
 
 from collections.abc import Iterable, Iterator
@@ -92,7 +91,7 @@ MAX_ANNOUNCE_SECONDS = 300.0
 PROGRESS_SECONDS = 0.25
 LISTED_SECONDS = 10.0
 MAX_DETAILS_IN_HEARTBEAT = 500_000
-"""Characters of tracebacks: those of more workers are left out, since all workers of a host may fail at once."""
+"""Maximum characters of tracebacks in a heartbeat; more are left out, since all workers of a host may fail at once."""
 _GONE = (HostState.LOST, HostState.LEFT)
 
 
@@ -109,7 +108,7 @@ class Worker:
     ended: float = 0.0
     is_killed: bool = False
     warnings: set[str] = field(default_factory=set)
-    """Those that were passed on."""
+    """The warnings that were passed on."""
 
 
 class AgentCore:
@@ -123,15 +122,15 @@ class AgentCore:
         """Whether the registry has stored this incarnation."""
         self.workers: dict[tuple[str, int], Worker] = {}
         self._assigned: frozenset[str] | None = None
-        """The jobs that the scheduler has assigned to this host; None before it has said so."""
+        """The jobs that the scheduler has assigned to this host; None before any assignment has arrived."""
         self._environments: dict[str, EnvironmentReport] | None = {} if builds_ahead else None
-        """How far those are that the scheduler asks for, in its order."""
+        """State of each environment that the scheduler asks for, in its order; None: this host builds none ahead."""
         self._watched: frozenset[str] = frozenset()
         self._allocations: dict[str, Allocation] = {}
         self._highest = HighestNumbers()
         self._templates = Templates()
         self._epoch = 0
-        """The latest epoch of a scheduler that was heard of."""
+        """The latest epoch of a scheduler that was seen."""
         self._is_bus_up = False
         self._num_beats = 0
         self._num_waiting = 0

@@ -44,8 +44,8 @@ class JobDatasets:
     ) -> dict[str, str]:
         """Return the environment variables of a worker, with the paths of its data, which is fetched if needed.
 
-        ``storage`` is the URL of the job's folder in object storage. To be followed by `release` when the worker has
-        ended, also if this raises. Raises DataFailed if the data cannot be had, or a path of ``mounts`` is not there.
+        ``storage`` is the URL of the job's folder in object storage. Call `release` when the worker has ended, even if
+        this raises. Raises DataFailed if the data cannot be provided, or a path of ``mounts`` does not exist.
         """
         self._workers[job].add(worker)
         for mount in mounts:
@@ -87,7 +87,7 @@ class JobDatasets:
 
 
 def _check_mount(mount: str) -> None:
-    """Raises DataFailed if a path cannot be used here."""
+    """Check that a path can be used here. Raises DataFailed."""
     try:
         os.stat(mount)
     except (FileNotFoundError, NotADirectoryError) as error:
@@ -133,7 +133,7 @@ def _store_digests(storage: str, digests: dict[str, str]) -> dict[str, str]:
 
 
 def _compare(digests: Mapping[str, str], stored: Mapping[str, str], *, is_local: bool) -> None:
-    """Raises DataFailed."""
+    """Check that the data of this host is what the job began with. Raises DataFailed."""
     option, again = (" --local", "run the script again") if is_local else ("", "submit the job again")
     for name, sha256 in digests.items():
         if stored.get(name) != sha256:

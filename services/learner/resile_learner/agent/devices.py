@@ -24,11 +24,11 @@ class TorchDevices(Message):
     """What `resile_learner.devices` prints."""
 
     error: str = ""
-    """Why torch cannot tell."""
+    """Why torch cannot detect the devices; empty if it can."""
     accelerators: tuple[tuple[str, str], ...] = ()
-    """How CUDA_VISIBLE_DEVICES names each, and its class."""
+    """Name in CUDA_VISIBLE_DEVICES and device class of each accelerator."""
     cpu_class: str = "cpu"
-    """Where there are none."""
+    """Device class of a host without accelerators."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class HostDevices:
     slots: tuple[Slot, ...]
     device_class: str
     accelerators: tuple[str, ...] = ()
-    """How CUDA_VISIBLE_DEVICES names ``cuda:0`` and so on."""
+    """Names in CUDA_VISIBLE_DEVICES of ``cuda:0`` and so on."""
     warning: str = ""
-    """What is not offered, and why."""
+    """Which accelerators are not offered, and why; empty if all are."""
 
     def environment(self, *slots: Slot) -> dict[str, str]:
         """Return the variables that show a worker the accelerators of these slots, in this order, and no others."""
@@ -60,7 +60,7 @@ async def detect_devices(fork_server: ForkServerClient, env: Mapping[str, str] =
 
 
 def may_have_accelerators() -> bool:
-    """Whether a driver of accelerators is loaded; far cheaper than to ask torch."""
+    """Whether a driver of accelerators is loaded; far cheaper than asking torch."""
     return any(Path(path).exists() for path in ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd"))
 
 

@@ -1,4 +1,4 @@
-"""Builds the environments of jobs before their workers are placed: one at a time, in the order that is asked for."""
+"""Builds the environments of jobs before their workers are placed: one at a time, in the requested order."""
 
 import asyncio
 import logging
@@ -18,14 +18,14 @@ logger = logging.getLogger(__name__)
 
 
 class OnLineOfJob(Protocol):
-    """Is called with each line that a build prints; it belongs to no worker."""
+    """Is called with each line that a build prints; ``worker`` is None, since the line belongs to no worker."""
 
     def __call__(self, job: str, worker: int | None, stream: Stream, line: str) -> None:
         """Handle a line."""
 
 
 class EnvironmentBuilds:
-    """The environments that one incarnation of an agent is asked for. They are not removed while they are."""
+    """The environments that one incarnation of an agent is asked for. None is removed as long as it is asked for."""
 
     def __init__(
         self, context: WorkerContext, *, on_line: OnLineOfJob, post: Callable[[EnvironmentReport], None]
@@ -34,16 +34,16 @@ class EnvironmentBuilds:
         self._on_line = on_line
         self._post = post
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        """In the order in which they are asked for."""
+        """The tasks that prepare environments, by job, in the requested order."""
         self._held: dict[str, ExitStack] = {}
         self.waiting: dict[str, asyncio.Event] = {}
+        """The jobs whose builds wait for their turn, and what starts each."""
         self._undecided: set[str] = set()
-        """Jobs of which it is not known yet whether they have to wait for a turn: it comes before those behind them."""
-        """The jobs whose builds wait for their turn."""
+        """Jobs that may have to build: until that is known, no job behind them gets a turn."""
         self._building = ""
 
     def prepare(self, jobs: tuple[str, ...]) -> None:
-        """Have the environments of ``jobs``, and end all builds for others; post a report of each step."""
+        """Build the environments of ``jobs`` that are missing, and end all other builds; post a report of each step."""
         for job in self._tasks.keys() - set(jobs):
             self._tasks.pop(job).cancel()
             self._release(job)
@@ -111,7 +111,7 @@ class EnvironmentBuilds:
             self._give_turn()
 
     def _give_turn(self) -> None:
-        """Let the first job that waits build, if none does."""
+        """Let the first waiting job build, if no build is running."""
         first = next((job for job in self._tasks if job in self.waiting or job in self._undecided), "")
         if first in self.waiting and not self._building:
             self._building = first

@@ -35,7 +35,7 @@ class JobEnvironments:
         return environment
 
     def hold(self, environment: Environment) -> AbstractContextManager[int]:
-        """In the block the environment is not removed."""
+        """Keep the environment from being removed while the block runs."""
         return in_use(Path(environment.folder))
 
     async def has(self, storage: str, requirements: Sequence[str]) -> bool:

@@ -42,7 +42,7 @@ class TemplateKept:
     """The previous incarnation of this host had a template of ``key`` with ``modules``."""
 
     name: str
-    """Stands for a job in `PrepareTemplate`."""
+    """Name that stands for a job in `PrepareTemplate`."""
     key: str
     modules: tuple[str, ...]
 
@@ -53,9 +53,9 @@ class TemplateReady:
 
     number: int
     num_modules: int
-    """The number of modules that it has imported and the fork server has not."""
+    """Number of modules that the template has imported and the fork server has not."""
     num_bytes: int
-    """Memory that it shares with no other process."""
+    """Bytes of memory that the template shares with no other process."""
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,11 @@ class WorkerExited:
 
 @dataclass(frozen=True)
 class Tick:
-    """Time has passed. Due once every heartbeat interval."""
+    """Time has passed. Due once per heartbeat interval."""
 
     is_bus_up: bool
     num_waiting: int = 0
-    """Facts that workers reported and that are not published yet."""
+    """Number of facts that workers reported and that are not published yet."""
 
 
 Event = (
@@ -111,7 +111,7 @@ class AnnounceHost:
 
 @dataclass(frozen=True)
 class WatchAllocation:
-    """Watch the allocation of ``job``: it is an event as it is now, and at each change."""
+    """Watch the allocation of ``job``: its present value is an event, and so is each change."""
 
     job: str
 
@@ -138,7 +138,7 @@ class StartWorker:
     worker: int
     slot: int
     gang: GangPlace | None = None
-    """Its place in its gang, if its job is a gang."""
+    """The worker's place in its gang, if its job is a gang."""
 
 
 @dataclass(frozen=True)
@@ -157,11 +157,11 @@ class PrepareTemplate:
 
     number: int
     job: str
-    """Or the name of a `TemplateKept`."""
+    """A job, or the name of a `TemplateKept`."""
     modules: tuple[str, ...]
-    """Modules that it imports after those of the script's head."""
+    """Modules that the template imports after those of the script's head."""
     is_urgent: bool
-    """Whether workers wait for it; otherwise training goes first."""
+    """Whether workers wait for the template; otherwise training has priority."""
 
 
 @dataclass(frozen=True)
@@ -197,5 +197,5 @@ class EndIncarnation:
 
 
 HostCommand = PrepareEnvironments | StartWorker | ForkWorker | SendToWorker | KillWorker | PrepareTemplate | EndTemplate
-"""About processes of this host."""
+"""Commands about processes of this host."""
 Command = AnnounceHost | WatchAllocation | UnwatchAllocation | HostCommand | Heartbeat | Report | EndIncarnation

@@ -83,7 +83,7 @@ class AgentFolder:
         return self.jobs / job / "output"
 
     def make_output(self, job: str) -> Path:
-        """Make that folder if needed. Raises OSError."""
+        """Make the folder that a job's workers write files to, if needed; return it. Raises OSError."""
         path = self.output(job)
         path.mkdir(parents=True, exist_ok=True)
         return path
@@ -98,7 +98,7 @@ class AgentFolder:
         return sorted(output | {path.name for path in self._code.glob("[!.]*")})
 
     def all_jobs(self) -> list[str]:
-        """Return the jobs of which there is anything here, if only logs."""
+        """Return the jobs that have any files here, even if only logs."""
         return sorted({*self.jobs_with_files(), *(path.name for path in self.jobs.iterdir())})
 
     def drop_files(self, job: str) -> list[Path]:

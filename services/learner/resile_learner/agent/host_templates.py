@@ -40,18 +40,18 @@ class Imports:
     """The values that determine which modules the workers of a job import."""
 
     code: str
-    """Names the package."""
+    """Key of the package."""
     script: str
     name: str
-    """Of the script: its path relative to the package, which each job has in a folder of its own."""
+    """Path of the script relative to the package, which each job has in a folder of its own."""
     directory: str
     environment: str
     variables: Mapping[str, str]
-    """The variables that all its workers have, on any slot and in any job with the same code."""
+    """The variables that all workers have, on any slot and in any job with the same code."""
 
     @property
     def key(self) -> str:
-        """What names it."""
+        """Key of the templates from which workers with these imports may be forked."""
         parts = [self.code, self.name, self.environment, sorted(self.variables.items())]
         return hashlib.sha256(orjson.dumps(parts)).hexdigest()
 
@@ -105,7 +105,7 @@ class HostTemplates:
             del self._waiting[key]
 
     async def carry_out(self, command: ForkWorker | PrepareTemplate | EndTemplate) -> None:
-        """Carry out a command of the core. To prepare a template may take as long as to start a fork server."""
+        """Carry out a command of the core. Preparing a template may take as long as starting a fork server."""
         match command:
             case ForkWorker(job, worker, template):
                 waiting = self._waiting.get((job, worker))

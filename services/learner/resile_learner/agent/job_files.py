@@ -1,7 +1,7 @@
 """What the workers of jobs leave on a host: uploaded as they write it, and removed once no worker is here.
 
-The logs of the newest jobs stay. Of a job that was deleted nothing stays, and nothing is uploaded any more: its record
-says so, or is gone.
+The logs of the newest jobs stay. Nothing stays of a job that was deleted (its record says so, or is gone), and nothing
+of it is uploaded any more.
 """
 
 import asyncio
@@ -17,7 +17,7 @@ from .outputs import Outputs
 
 OUTPUT_SECONDS = 5.0
 DELETED_SECONDS = 300.0
-"""How often the jobs are looked up of which there are logs alone."""
+"""Seconds between two checks whether the jobs that have only logs here were deleted."""
 
 
 class JobFiles:
@@ -55,7 +55,7 @@ class JobFiles:
             await self._upload(job)
 
     async def remove_unneeded(self) -> None:
-        """Remove the code and the output of jobs that need this host no more, once they are stored, until cancelled."""
+        """Remove the code and output of jobs that no longer need this host, once they are stored, until cancelled."""
         while True:
             await asyncio.sleep(OUTPUT_SECONDS)
             for job in self._not_needed(self._folder.jobs_with_files()):

@@ -20,9 +20,9 @@ class KeptTemplate(Message):
 
     key: str
     code: str
-    """Names the package."""
+    """Key of the package."""
     script: str
-    """Relative to the package."""
+    """Path of the script relative to the package."""
     environment: str
     variables: dict[str, str]
     modules: tuple[str, ...]
@@ -39,7 +39,7 @@ class KeptTemplates:
         self._file = file
 
     def read(self) -> Sequence[KeptTemplate]:
-        """Return them, the last one first; none if the file is not there or cannot be used."""
+        """Return the templates, the last one first; none if the file does not exist or cannot be used."""
         try:
             kept = _Kept.model_validate_json(self._file.read_bytes())
         except FileNotFoundError:
@@ -50,7 +50,7 @@ class KeptTemplates:
         return kept.templates[::-1]
 
     def add(self, template: KeptTemplate) -> None:
-        """Keep a template instead of another one of its key, and of the oldest if there are too many."""
+        """Keep a template, in place of another one of its key, and of the oldest one if there are too many."""
         others = [other for other in self.read()[::-1] if other.key != template.key]
         self._write([*others, template][-KEEP:])
 

@@ -13,7 +13,7 @@ from .events import Command, Event, StartWorker, WorkerExited
 
 _STATES = ("starting", "ready", "member", "left")
 MAX_JOBS = 1000
-"""Of which the newest iteration is remembered."""
+"""The newest iteration is remembered for at most this many jobs."""
 
 
 class AgentMetrics:
@@ -24,7 +24,7 @@ class AgentMetrics:
         self._num_waiting = 0
         self._num_heartbeats = 0
         self._iterations: dict[str, int] = {}
-        """The newest that was reported here, of each job."""
+        """The newest iteration of each job that was reported here."""
         self._counted = meter.create_counter(
             "resile_iterations", description="Iterations committed by jobs whose first worker is on this host."
         )
@@ -36,7 +36,7 @@ class AgentMetrics:
         total(meter, "resile_heartbeats_sent", lambda: self._num_heartbeats, "Heartbeats of this host.")
 
     def on_handled(self, event: Event, commands: Sequence[Command], *, num_waiting: int) -> None:
-        """Count what ``event``, which the core handled, has brought about."""
+        """Count what has resulted from ``event``, which the core has handled."""
         self._num_waiting = num_waiting
         if isinstance(event, WorkerExited):
             self._exits.add(1, {"kind": event.exit.kind})
@@ -61,7 +61,7 @@ class AgentMetrics:
             self._counted.add(progress.iteration - known)
 
     def _come_to(self, job: str, iteration: int) -> int | None:
-        """Remember how far a job has come; return how far it had."""
+        """Remember the iteration that a job has reached; return the one remembered before."""
         known = self._iterations.pop(job, None)
         self._iterations[job] = iteration
         if len(self._iterations) > MAX_JOBS:

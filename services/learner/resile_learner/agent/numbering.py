@@ -1,13 +1,13 @@
 """The numbers of workers that were placed on this host, as a memory of those that have ended.
 
-The workers of a job are numbered in the order in which allocations name them. So one whose number is not above those
-that were placed here before, and that the agent does not know any more, has ended.
+The workers of a job are numbered in the order in which allocations name them. So a worker that the agent does not know
+any more, and whose number is not above those that were placed here before, has ended.
 """
 
 from collections.abc import Iterable
 
 MAX_JOBS = 10_000
-"""So many jobs that were here last: of others nothing is remembered."""
+"""At most this many jobs are remembered: those that were here last."""
 
 
 class HighestNumbers:

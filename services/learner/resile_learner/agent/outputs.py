@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 Version = tuple[int, int]
-"""When a file was changed last, if only its permissions, in nanoseconds, and its number of bytes."""
+"""When a file, or only its metadata, was changed last (in nanoseconds), and its number of bytes."""
 
 
 @dataclass
@@ -29,11 +29,11 @@ class _JobOutput:
     """What has become of a job's output files."""
 
     settled: dict[str, Version] = field(default_factory=dict)
-    """The files that are stored, or can never be, as they were then."""
+    """The files that are stored or can never be stored, with their versions at that time."""
     refused: set[str] = field(default_factory=set)
-    """Those that can never be stored."""
+    """Names of the files that can never be stored."""
     lines: list[str] = field(default_factory=list)
-    """Why that is so, as far as nobody was told."""
+    """Reasons why files can never be stored, which were not returned yet."""
 
 
 class Outputs:
@@ -48,8 +48,8 @@ class Outputs:
     async def upload(self, job: str, folder: Path) -> bool:
         """Upload what has changed; return whether all of it is stored now. What failed is retried by the next call.
 
-        When the caller is cancelled, the upload continues, and the next call waits for it: a large file is not begun
-        again and again beside itself.
+        When the caller is cancelled, the upload continues, and the next call waits for it, so that a large file is not
+        uploaded several times at once.
         """
         while running := self._running.get(job):
             await asyncio.wait({running})
@@ -76,7 +76,7 @@ class Outputs:
         self._jobs.pop(job, None)
 
     def _upload(self, job: str, folder: Path) -> list[ResileError | OSError]:
-        """Upload the files that have changed, but for those that can never be stored; return what failed."""
+        """Upload the files that have changed, except those that can never be stored; return what failed."""
         from resile_shared.storage.objects import NameRefused  # loads the clients of all clouds
 
         storage, output = self._open(), self._jobs[job]

@@ -1,7 +1,7 @@
 """Packages of code: fetched from storage once, and unpacked for each job of this host.
 
-Each job has a folder of its own, since its script may write there. What is kept for the next job is the archive alone,
-and its checksum is compared at each use: no job runs what another one wrote.
+Each job has a folder of its own, since its script may write there. Only the archive is kept for the next job, and its
+checksum is compared at each use: no job runs what another one wrote.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 MAX_UNPACKED_BYTES = 8 << 30
 KEEP_PACKAGES = 20
 SMALL_BYTES = 1 << 20
-"""A package up to this size that this agent has unpacked before is unpacked without a process of its own."""
+"""A package of up to this many bytes that was unpacked here before is unpacked without a process of its own."""
 _NAME = re.compile(r"[0-9a-f]{64}")
 _KEY = re.compile(rf"packages/({_NAME.pattern})\.tar\.gz")
 RETRY_SECONDS = 5.0
@@ -58,7 +58,7 @@ class Packages:
             await asyncio.shield(unpacking)  # the caller may be cancelled; others still need it
 
     async def unpack_kept(self, key: str, folder: Path) -> None:
-        """The same, if the archive is here. Raises BrokenPackage if not."""
+        """Unpack a package as `unpack` does, if its archive is kept here. Raises BrokenPackage if not."""
         match = _KEY.fullmatch(key)
         if match is None or not (self._folder / match[1]).is_file():
             raise BrokenPackage(key, "it is not kept on this host")
@@ -105,7 +105,7 @@ class Packages:
         return False
 
     def _keep(self, packed: Path, sha256: str) -> None:
-        """Keep an archive, instead of the least recently used beyond the number kept."""
+        """Keep an archive; remove the least recently used ones beyond the number kept."""
         packed.rename(self._folder / sha256)
         kept = [path for path in self._folder.iterdir() if _NAME.fullmatch(path.name)]
         for path in sorted(kept, key=lambda path: path.stat().st_mtime)[:-KEEP_PACKAGES]:

@@ -1,6 +1,6 @@
 """Publishes messages in order: they wait while NATS is disconnected, and facts also on disk.
 
-Only of a worker that reports too much, messages are dropped.
+Messages are dropped only if a worker reports too much.
 
 What the `Spool` holds when an agent starts was reported by workers of an earlier one. It may have been published
 already: a message keeps its id, so that it takes effect once.
@@ -48,10 +48,10 @@ class Spool:
 
     path: Path
     num_added: int = 0
-    """How many reports were added since it was opened, replaced or cleared."""
+    """Number of reports added since the file was opened, replaced or cleared."""
     is_empty: bool = True
     ends_torn: bool = False
-    """Whether the last line may be incomplete."""
+    """Whether the last line of the file may be incomplete."""
 
     def read(self) -> list[Spooled]:
         """Return what an earlier agent left, in order; the last line may be incomplete."""
@@ -82,7 +82,7 @@ class Spool:
             logger.warning("%s: a report is kept in memory only: %s", self.path, error.strerror)
 
     def replace(self, reports: Sequence[Spooled]) -> None:
-        """Keep ``reports`` alone. If the disk is full, all others are kept, too."""
+        """Keep only ``reports``. If the disk is full, all others are kept, too."""
         self.num_added = 0
         try:
             write_private(self.path, b"".join(report.model_dump_json().encode() + b"\n" for report in reports))
@@ -103,25 +103,25 @@ class _Message:
     id: str
     content: HostHello | Report
     context: Context = field(default_factory=get_current)
-    """The trace that it belongs to."""
+    """The trace that the message belongs to."""
 
 
 _Group = tuple[str, int, str]
-"""Job, worker, and kind of report."""
+"""Job, worker, and kind of the reports of a group."""
 
 
 class _Waiting:
-    """Messages in their order. Of each kind of fact of a worker, at most `MAX_WAITING`: the oldest are dropped."""
+    """Messages in their order, with at most `MAX_WAITING` facts of each kind and worker: the oldest are dropped."""
 
     def __init__(self) -> None:
         self._messages: OrderedDict[str, _Message] = OrderedDict()
         self._newest: dict[str, _Message] = {}
-        """By job: the newest report."""
+        """The newest report of each job."""
         self._groups: dict[_Group, deque[_Message]] = {}
         self._unique: set[tuple[str, CheckpointSaved | Warned]] = set()
         self.num_facts = 0
         self.dropped: dict[_Group, tuple[Report, int]] = {}
-        """The newest that was dropped, and how many were."""
+        """The newest report of each group that was dropped, and how many were."""
 
     def __bool__(self) -> bool:
         return bool(self._messages)
@@ -130,7 +130,7 @@ class _Waiting:
         return iter(self._messages.values())
 
     def has(self, report: Report) -> bool:
-        """Whether the same waits already: workers repeat a warning, and that training is paused."""
+        """Whether the same report waits already: workers repeat warnings, and reports that training is paused."""
         content = report.content
         return isinstance(content, CheckpointSaved | Warned) and (report.job, content) in self._unique
 
@@ -182,8 +182,8 @@ class _Waiting:
 class ReportQueue:
     """Publishes messages one after the other, first those that an earlier agent left in ``spool``.
 
-    While progress waits, only the newest is kept; what is repeated waits once. Of one kind of facts of one worker, the
-    newest `MAX_WAITING` are kept, and a warning says how many were dropped.
+    While progress waits, only the newest is kept; a report that is repeated waits once. The newest `MAX_WAITING` facts
+    of each kind and worker are kept, and a warning says how many were dropped.
     """
 
     def __init__(self, bus: Bus, spool: Spool) -> None:
@@ -197,7 +197,7 @@ class ReportQueue:
 
     @property
     def num_facts(self) -> int:
-        """How many reports wait that nothing replaces, those of an earlier agent included."""
+        """Number of waiting reports that nothing replaces, including those of an earlier agent."""
         return self._waiting.num_facts
 
     def put(self, content: HostHello | Report) -> None:
@@ -217,7 +217,7 @@ class ReportQueue:
         self._changed.set()
 
     def _shorten_spool(self) -> None:
-        """Let the spool have no more than twice what waits, and `MAX_WAITING`."""
+        """Rewrite the spool once it has grown by `MAX_WAITING` reports more than are waiting."""
         if self._spool.num_added > self.num_facts + MAX_WAITING:
             reports = ((message.id, message.content) for message in self._waiting)
             self._spool.replace(

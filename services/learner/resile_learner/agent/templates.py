@@ -37,12 +37,12 @@ RESTORE_SECONDS = 10.0
 BACKGROUND_SECONDS = 600.0
 IDLE_SECONDS = 900.0
 RETIRE_SECONDS = 10.0
-"""How long a template is kept after another one has replaced it: workers are still being forked from it."""
+"""Seconds for which a template is kept after another one has replaced it: workers are still being forked from it."""
 MAX_ENDS = 3
 MAX_LISTS = 2
-"""How many templates are prepared for the modules that workers of one key report."""
+"""At most this many templates are prepared for the modules that workers of one key report."""
 MAX_KEYS = 200
-"""The number of keys that are remembered."""
+"""At most this many keys are remembered."""
 
 
 @dataclass
@@ -53,10 +53,10 @@ class _Template:
     is_urgent: bool
     modules: tuple[str, ...]
     is_kept: bool = False
-    """Whether the previous incarnation had it."""
+    """Whether the previous incarnation had this template."""
     is_ready: bool = False
     replaced: float | None = None
-    """When another template replaced it."""
+    """When another template replaced this one; None: none has."""
     num_bytes: int = 0
     waiting: list[tuple[str, int]] = field(default_factory=list)
 

@@ -65,13 +65,13 @@ class Traces:
         self._contexts: dict[str, Context] = {}
         self._starting: dict[Key, tuple[Context, Span]] = {}
         self._templates: dict[Key, int] = {}
-        """The templates of workers that are being started."""
+        """The template of each worker that is being started."""
         self._forming: dict[str, _Forming] = {}
         self._killed: dict[Key, Context] = {}
         self._pauses: dict[str, Context] = {}
         self._checkpoints: dict[str, Context] = {}
         self._suspicions: dict[str, tuple[int, Context]] = {}
-        """For each job the newest generation in which a member was suspected, and the trace that began with that."""
+        """For each job, the newest generation in which a member was suspected, and the trace that began with that."""
 
     @contextmanager
     def following(self, event: Event, commands: Sequence[Command], context: Context) -> Iterator[None]:
@@ -119,7 +119,7 @@ class Traces:
                 return Context()
 
     def _span_of(self, event: Event) -> AbstractContextManager[object]:
-        """Return a span for events that deserve one."""
+        """Return the span of an event, if it has one."""
         match event:
             case Allocation(job=job, generation=generation):
                 return traced("carry out allocation", job=job, generation=generation, host=self._host)
@@ -181,7 +181,7 @@ class Traces:
             started[1].set_attributes(attributes_of({"template": fork.template}))
 
     def _template_ended(self, number: int, reason: str) -> None:
-        """Record that in the spans of workers that should have been forked from it."""
+        """Record the end of a template in the spans of the workers that should have been forked from it."""
         for key, template in self._templates.items():
             if template == number and key in self._starting:
                 self._starting[key][1].set_attributes(attributes_of({"template": "none", "reason": reason}))

@@ -28,7 +28,7 @@ class AllocationWatches:
             await asyncio.Event().wait()
 
     def change(self, command: WatchAllocation | UnwatchAllocation) -> None:
-        """Begin or end a watch; of one that was ended nothing more is posted."""
+        """Begin or end a watch; after its end, nothing more of it is posted."""
         match command:
             case WatchAllocation(job):
                 self._tasks[job] = self._group.create_task(self._watch(job))

@@ -63,7 +63,7 @@ class HostWorkers:
         self._templates = templates
         self._post = post
         self.lines: defaultdict[tuple[str, int | None], LogBuffer] = defaultdict(LogBuffer)
-        """What workers and builds printed and is not sent yet."""
+        """Lines that workers and builds printed and that are not sent yet, by job and worker."""
         self.has_lines = asyncio.Event()
 
     async def prepare(self, start: StartWorker) -> WorkerConfig:
@@ -122,7 +122,7 @@ class HostWorkers:
         self._post(MessageReceived(job, message))
 
     def on_line(self, job: str, worker: int | None, stream: Stream, line: str) -> None:
-        """Buffer what a worker printed, or without one what the build of the job's environment did."""
+        """Buffer a line that a worker printed, or, if ``worker`` is None, the build of the job's environment."""
         self.lines[job, worker].add(LogLine(time=at(time.time()), stream=stream, text=line))
         self.has_lines.set()
 

@@ -32,11 +32,11 @@ from .uploads import Uploads
 
 NUM_KEPT = 2
 PATIENCE_SECONDS = 600.0
-"""The shortest time for which the end of a job waits for a storage that fails; see `StorageGone`."""
+"""Minimum seconds for which the end of a job waits for a storage that fails; see `StorageGone`."""
 PAUSED_SECONDS = 1.0
-"""Between two reports that training is paused."""
+"""Seconds between two reports that training is paused."""
 RETRY_SECONDS = 5.0
-"""Between two attempts to read a checkpoint from a storage that cannot be reached."""
+"""Seconds between two attempts to read a checkpoint from a storage that cannot be reached."""
 
 
 class StorageGone(ResileError):
@@ -63,7 +63,7 @@ class _Unfinished:
     num_bytes: int
     started: float
     begun: float
-    """With the next two, for its trace, in seconds since the epoch: when all members began to copy the state."""
+    """When all members began to copy the state. Like the next two: for the trace, in seconds since the epoch."""
     copied: float
     stored: float | None = None
     """When all parts were stored, on the member that writes the manifest."""
@@ -99,14 +99,14 @@ class Checkpointer:
         self._paused_at: int | None = None
         """The iteration at which training is paused."""
         self._last_saved: CheckpointSaved | None = None
-        """Of the newest checkpoint that this member knows to be complete."""
+        """Report of the newest checkpoint that this member knows to be complete."""
         self._paused_reported = 0.0
         self._unconfirmed_parts: list[StoredPart] = []
-        """With the next two: reports that no committed round has carried yet."""
+        """Like the next two: reports that no committed round has carried yet."""
         self._unconfirmed_saved: list[str] = []
         self._unconfirmed_dropped: list[str] = []
         self._held: list[str] | None = None
-        """After a recovery, until it is reported: the unfinished checkpoints of which there is a snapshot here."""
+        """After a recovery, until reported: names of the unfinished checkpoints that this member has a snapshot of."""
         self._last_warning = ""
         self._safe_since = self._clock()
         """When the state of the newest complete checkpoint was the newest, as far as this member knows."""

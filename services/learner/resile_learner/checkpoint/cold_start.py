@@ -1,7 +1,7 @@
 """How the members of a cold start agree on the checkpoint that they begin with.
 
-The first that has read a whole one decides: it writes the lineage's `Start`, which can be written once. All others load
-what that names, so no member trains with another state, whichever of them are lost meanwhile.
+The first that has read a complete one decides: it writes the lineage's `Start`, which can be written once. The others
+load what that names, so no member trains with another state, whichever of them are lost meanwhile.
 """
 
 from ..state.flat import Allocate
@@ -12,9 +12,9 @@ from .store import CheckpointStore, Loaded
 def load_agreed(store: CheckpointStore, *, job: str, lineage: int, allocate: Allocate) -> tuple[Start, Loaded | None]:
     """Read the checkpoint that ``lineage`` begins with into the tensors that ``allocate(skeleton)`` makes.
 
-    Returns what was decided, and None if that is to begin without a checkpoint; then the tensors that ``allocate``
-    made, if it was called, hold no valid state. Raises DamagedError if the one that was decided on is damaged here,
-    FencedError if there is a newer lineage, StorageError when the storage fails.
+    Returns the decision, and the checkpoint; None if the decision is to begin without one. Then the tensors that
+    ``allocate`` made, if it was called, hold no valid state. Raises DamagedError if the chosen checkpoint is damaged
+    here, FencedError if there is a newer lineage, StorageError when the storage fails.
     """
     start, loaded = store.read_start(lineage), None
     if start is None:

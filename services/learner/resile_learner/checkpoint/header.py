@@ -28,19 +28,19 @@ class CheckpointHeader:
     """One member's reports; those of rounds that were abandoned are repeated."""
 
     stored: Sequence[StoredPart] = ()
-    """Parts that it has stored."""
+    """Parts that the member has stored."""
     saved: Sequence[str] = ()
-    """Checkpoints whose manifest it has written."""
+    """Names of the checkpoints whose manifest the member has written."""
     dropped: Sequence[str] = ()
-    """Checkpoints that it has given up for newer ones."""
+    """Names of the checkpoints that the member has given up for newer ones."""
     held: Sequence[str] | None = None
-    """After a recovery: the unfinished checkpoints of which it has a snapshot."""
+    """After a recovery: names of the unfinished checkpoints that the member has a snapshot of."""
     is_due: bool = False
-    """Whether a checkpoint is due by its clock; that of the lowest rank counts."""
+    """Whether a checkpoint is due by the member's clock; that of the lowest rank counts."""
     is_busy: bool = False
-    """Whether it is waiting for a checkpoint, or storing the final model."""
+    """Whether the member is waiting for a checkpoint, or storing the final model."""
     pause: PauseProgress | None = None
-    """While training is paused."""
+    """How far the state of the pause is stored; None while training is not paused."""
 
     def to_json(self) -> list[Any] | None:
         """Return the fields as JSON values; None if there is nothing to report."""

@@ -1,7 +1,7 @@
 """Which checkpoints are a job's: those of its newest lineage, and what that began with, back to the first.
 
 A *lineage* is a cold start and all generations that descend from it; their numbers rise. Members that were cut off may
-go on storing after a newer cold start: what they store is no ancestor of anything. In the run's storage::
+go on storing after a newer cold start, but nothing descends from what they store. In the run's storage::
 
     checkpoints/lineage-2/fence         written before the members of lineage 2 look for a checkpoint
     checkpoints/lineage-2/start.json    which one they found; written once

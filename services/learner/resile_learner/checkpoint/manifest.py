@@ -28,9 +28,9 @@ Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 
 
 class CheckpointId(NamedTuple):
-    """Which boundary a checkpoint was taken at, and by which generation of which lineage. The newest is the greatest.
+    """The boundary at which a checkpoint was taken, with its generation and lineage. The newest is the greatest.
 
-    The lineage decides first: what a cold start was followed by is newer than all that the members before it stored.
+    The lineage decides first: what follows a cold start is newer than all that the members before it stored.
     """
 
     lineage: int

@@ -12,7 +12,7 @@ from ..state.pinned_copies import HostReader, StreamOf, side_stream
 
 PART_BYTES = 32 * 2**20
 _CHUNK_BYTES = 8 * 2**20
-"""What a device copies while another chunk is copied from its pinned buffer."""
+"""Bytes that a device copies while the previous ones are copied from their pinned buffer."""
 
 
 class Snapshot:
@@ -42,7 +42,7 @@ class Snapshot:
         _copy(flat.tensors, self._tensors, stream_of)
         self._stream = ByteStream(map(tensor_bytes, self._tensors))
         self.num_bytes = len(self.skeleton) + self._stream.num_bytes
-        """Size of all parts together."""
+        """Size of all parts together, in bytes."""
 
     @property
     def num_parts(self) -> int:

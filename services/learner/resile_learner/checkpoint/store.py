@@ -70,9 +70,9 @@ class Found(NamedTuple):
     """What a search for a checkpoint found."""
 
     loaded: Loaded | None
-    """The newest that is whole."""
+    """The newest complete checkpoint; None: there is none."""
     skipped: tuple[DamagedCheckpoint, ...] = ()
-    """Newer ones, which are damaged."""
+    """Newer checkpoints, which are damaged."""
 
 
 class _Listing:
@@ -109,10 +109,10 @@ class CheckpointStore:
         return PartInfo(number=number, num_bytes=sum(map(len, buffers)), sha256=sha256(buffers))
 
     def _put_skeleton(self, key: str, skeleton: bytes) -> memoryview:
-        """Write a skeleton, unless that of another member is there, whose state is the same but for what may differ.
+        """Write a skeleton, unless another member stored one whose state is the same, except for what may differ.
 
-        Returns the one that is there. It is not replaced, also not by a member that is late: its checksum may already
-        be in the manifest.
+        Returns the stored one. It is not replaced, not even by a member that is late, since its checksum may already be
+        in the manifest.
         """
         if not self._objects.create(key, skeleton):
             stored = self._objects.read(key)
@@ -190,8 +190,9 @@ class CheckpointStore:
     def load_newest(self, allocate: Allocate, *, lineage: int | None = None) -> Found:
         """Read the newest of the job's checkpoints that is whole; damaged ones are skipped.
 
-        ``lineage``: that of a cold start; none that is older than its fence is missed. If nothing is found, nothing was
-        touched, or there are only damaged ones and the tensors that ``allocate`` made hold no valid state.
+        ``lineage``: that of a cold start; no checkpoint that is older than its fence is missed. If nothing is found,
+        there is no checkpoint and ``allocate`` was not called, or all are damaged and the tensors that it made hold no
+        valid state.
         """
         tried: list[CheckpointId] = []
         skipped: list[DamagedCheckpoint] = []

@@ -16,7 +16,7 @@ from .snapshot import Snapshot
 
 MIN_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 15.0
-"""Backoff before a retry: doubled after each failure, from the first to the second."""
+"""Maximum backoff before a retry; it starts at the minimum, and doubles after each failure."""
 
 
 @dataclass(eq=False)
@@ -26,9 +26,9 @@ class Upload:
     snapshot: Snapshot
     checkpoint: CheckpointId
     wanted: list[int] = field(default_factory=list)
-    """The parts that this worker has still to store."""
+    """Numbers of the parts that this worker still has to store."""
     stored: dict[int, PartInfo] = field(default_factory=dict)
-    """Those that it has stored."""
+    """Parts that this worker has stored, by number."""
     to_commit: tuple[PartInfo, ...] | None = None
     num_readers: int = 0
     is_finished: bool = False
@@ -66,7 +66,7 @@ Task = PutPart | WriteManifest | Prune | StoreModel
 
 
 class Wait(NamedTuple):
-    """There is nothing to do for so many seconds; None: until something is wanted."""
+    """There is nothing to do for ``seconds``; None: until something is wanted."""
 
     seconds: float | None
 
@@ -90,7 +90,7 @@ class UploadQueue:
         self.has_stored_model = False
         """Whether the final model is stored."""
         self.error: ResileError | None = None
-        """What stopped all uploads for good."""
+        """The error that stopped all uploads for good."""
         self.failure: StorageError | None = None
         """The last failure of the storage; None once it works again. What failed is retried."""
         self._backoff_seconds = MIN_BACKOFF_SECONDS
@@ -173,7 +173,7 @@ class UploadQueue:
         return self._is_closing and (self.failure is not None or self._next() is None)
 
     def take(self, *, now: float) -> Task | Wait:
-        """Give out the next task, at ``now`` on any clock that does not step. `done` has to follow."""
+        """Give out the next task, at ``now`` on any monotonic clock. `done` has to follow."""
         task = self._next()
         if task is None:
             return Wait(None)

@@ -21,7 +21,7 @@ from .store import CheckpointStore
 from .upload_queue import Prune, PutPart, StoreModel, Task, Upload, UploadQueue, Wait, WriteManifest
 
 NUM_THREADS = 4
-"""Threads: one connection does not use the bandwidth to a cloud, and checksums take as long as writing to a disk."""
+"""Number of threads: one connection cannot use all bandwidth to a cloud, and checksums take as long as disk writes."""
 
 
 class Uploads:
@@ -43,7 +43,7 @@ class Uploads:
 
     @property
     def current(self) -> CheckpointId | None:
-        """See `UploadQueue.current`; so for all that follows."""
+        """See `UploadQueue.current`, as for all methods below."""
         return self._queue.current
 
     @property
@@ -53,7 +53,7 @@ class Uploads:
 
     @property
     def error(self) -> ResileError | None:
-        """What stopped all uploads for good."""
+        """The error that stopped all uploads for good."""
         return self._queue.error
 
     @property

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .frames import ROUND_PAYLOAD_BYTES, Kind, encode_content
 
 WINDOW = 4
-"""Blocks whose pieces a member sends to another ahead of their sums: what bounds the receiver's scratch memory."""
+"""A member sends another the pieces of at most this many blocks ahead of their sums: it bounds the scratch memory."""
 
 CUT_ELEMENTS = 16
 DIRECT_BYTES = 1 << 15
@@ -19,11 +19,11 @@ MAX_DIRECT_BYTES = 1 << 18
 MIN_SHARED_BYTES = 512 << 10
 """The smallest bucket that is folded by group; sockets are as fast for smaller ones."""
 NUM_SLOTS = 2
-"""Stages that a segment holds at a time."""
+"""Number of stages that a segment holds at a time."""
 SLOT_BYTES = 5 << 20
-"""The pieces of a stage in a segment; as much is kept for results.
+"""Bytes that a segment keeps for the pieces of one stage, and again for its results.
 
-A bucket of 4 MiB is one stage among up to 8 workers: each stage costs each pair of workers four frames, and wakings.
+With up to 8 workers, a bucket of 4 MiB is one stage: each stage costs every pair of workers four frames and wake-ups.
 """
 
 
@@ -36,34 +36,34 @@ class Edge(NamedTuple):
     child: int
     parent: int
     ranks: Ranks
-    """Those whose pieces they are: a group or a rack, of which ``child`` is one."""
+    """The ranks whose pieces ``child`` sends: its group or rack, or itself alone."""
 
 
 class Sharing(NamedTuple):
     """How large buckets are exchanged: which ranks share memory, which are in one rack, and which own blocks."""
 
     groups: tuple[Ranks, ...] = ()
-    """All ranks, by those that share memory, each with each other. Empty if all exchange everything with each other."""
+    """All ranks, divided into groups whose members all share memory. Empty: every rank exchanges with every other."""
     min_bytes: int = MIN_SHARED_BYTES
     slot_bytes: int = SLOT_BYTES
     owners: Ranks = ()
-    """The ranks that own blocks of buckets that are cut, evenly many each; all ranks if empty."""
+    """The ranks that own the blocks of cut buckets, in equal shares. Empty: all ranks own blocks."""
     racks: tuple[Ranks, ...] = ()
-    """All ranks, by rack; a group is in one rack. Empty if racks make no difference."""
+    """All ranks, divided by rack; each group is within one rack. Empty if racks make no difference."""
 
     @property
     def stage_blocks(self) -> int:
-        """Blocks in a stage, at most."""
+        """The maximum number of blocks in a stage."""
         return max(1, self.slot_bytes // ROUND_PAYLOAD_BYTES)
 
     @property
     def segment_bytes(self) -> int:
-        """What the segment of each rank holds."""
+        """The size of each rank's segment in bytes."""
         return 2 * self.results_offset
 
     @property
     def results_offset(self) -> int:
-        """Where its second half begins, in bytes: that for results."""
+        """The offset in bytes of a segment's second half, which is for results."""
         return NUM_SLOTS * self.stage_blocks * ROUND_PAYLOAD_BYTES
 
     def group_of(self, rank: int) -> Ranks:
@@ -71,15 +71,15 @@ class Sharing(NamedTuple):
         return _by_rank(self.groups).get(rank, (rank,))
 
     def head(self, ranks: Ranks, owner: int) -> int:
-        """The rank of a group or rack that folds the blocks of ``owner`` there. Those of others are divided evenly."""
+        """The rank in a group or rack that folds blocks of ``owner``. Blocks of outside owners are divided evenly."""
         if owner in ranks:
             return owner
         return _spread(self.group_of(_spread(_able(ranks, self.owners), owner)), owner)
 
     def edges(self, rank: int, owner: int) -> Iterator[Edge]:
-        """The steps with ``rank`` on the way of all pieces to ``owner``: from groups to the head of their rack, to it.
+        """The steps of ``rank`` on the way of pieces to ``owner``: from a group to its rack's head, then to the owner.
 
-        Sums come back on the same way.
+        Sums come back the same way.
         """
         everyone = tuple(chain.from_iterable(self.groups))
         racks = self.racks or (everyone,)
@@ -98,18 +98,18 @@ class Sharing(NamedTuple):
 
 @lru_cache(maxsize=16)
 def _by_rank(divided: tuple[Ranks, ...]) -> Mapping[int, Ranks]:
-    """Of each rank the ranks that it is among."""
+    """Map each rank to its group or rack."""
     return {rank: ranks for ranks in divided for rank in ranks}
 
 
 @lru_cache(maxsize=4096)
 def _able(ranks: Ranks, owners: Ranks) -> Ranks:
-    """Those of ``ranks`` that are not behind slow links; all of them if all are."""
+    """The ranks among ``ranks`` that are not behind slow links; all of ``ranks`` if all are."""
     return tuple(sorted({*ranks}.intersection(owners))) or ranks
 
 
 def _spread(ranks: Ranks, owner: int) -> int:
-    """One of ``ranks`` for each owner that is none of them, in turns."""
+    """Return the rank that serves ``owner``, which is not in ``ranks``: owners are assigned in turn."""
     return ranks[(owner - sum(rank < owner for rank in ranks)) % len(ranks)]
 
 
@@ -124,7 +124,7 @@ class Shape(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of one piece."""
+        """Size of one piece in bytes."""
         return self.num_elements * self.element_bytes
 
 
@@ -133,20 +133,20 @@ class Block(NamedTuple):
 
     bucket: int
     place: int
-    """The number of blocks before it in the round, in the one order in which all ranks exchange them."""
+    """The number of blocks before this one in the round; all ranks exchange blocks in this order."""
     start: int
     stop: int
-    """In elements of the bucket."""
+    """``start`` and ``stop`` are the limits of the block in elements of the bucket."""
     low: int
     high: int
-    """The same in bytes."""
+    """``low`` and ``high`` are the limits of the block in bytes of the bucket."""
     owner: int
     shared: bool
-    """Whether its owner sends the sum to the others; else everyone folds the whole bucket for itself."""
+    """Whether the owner sends the sum to the other ranks; otherwise every rank folds the whole bucket for itself."""
 
     @property
     def num_bytes(self) -> int:
-        """Of one piece."""
+        """Size of one piece in bytes."""
         return self.high - self.low
 
     def content(self, kind: Kind, *, num_pieces: int = 1) -> bytes:
@@ -155,39 +155,39 @@ class Block(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The blocks of one owner in a stage: neighbours in their bucket."""
+    """The blocks of one owner in a stage, which are adjacent in their bucket."""
 
     stage: int
     """The number of stages before this one in the round."""
     offset: int
-    """Where every segment keeps the pieces of its rank, in bytes, one after the other."""
+    """Offset in bytes at which each segment keeps the pieces of its own rank, one after the other."""
     results: int
-    """Where the segment of the head of the group keeps what it folds: its group's subtrees, and then the sum."""
+    """Offset in bytes, in the segment of the group's head, of what that folds: the group's subtrees, then the sum."""
     blocks: tuple[Block, ...]
 
     @property
     def owner(self) -> int:
-        """Of its blocks."""
+        """The owner of the blocks."""
         return self.blocks[0].owner
 
     @property
     def start(self) -> int:
-        """In elements of the bucket."""
+        """The start of this part in elements of the bucket."""
         return self.blocks[0].start
 
     @property
     def stop(self) -> int:
-        """In elements of the bucket."""
+        """The end of this part in elements of the bucket."""
         return self.blocks[-1].stop
 
     @property
     def num_bytes(self) -> int:
-        """Of one piece."""
+        """Size of one piece in bytes."""
         return self.blocks[-1].high - self.blocks[0].low
 
     @property
     def low(self) -> int:
-        """In bytes of the bucket."""
+        """The start of this part in bytes of the bucket."""
         return self.blocks[0].low
 
 
@@ -205,15 +205,15 @@ class Stage(NamedTuple):
 
 
 class Transfer(NamedTuple):
-    """A frame of a round that is known before it begins."""
+    """A frame of a round, known before the round begins."""
 
     item: Block | Stage
     content: bytes
-    """The second half of its header."""
+    """The second half of the frame's header."""
     num_bytes: int = 0
-    """Of its payload."""
+    """Size of the frame's payload in bytes."""
     turn: int = -1
-    """Of pieces whose sum comes back: the number of those before them between the same two ranks; -1 of others."""
+    """For pieces whose sum comes back: the number of such frames before this one between the two ranks. Else -1."""
 
 
 @dataclass(frozen=True)
@@ -221,10 +221,10 @@ class Route:
     """All frames with blocks that two members send each other in a round, each kind in its order."""
 
     pieces_out: list[Transfer] = field(default_factory=list)
-    """PIECES and STAGED."""
+    """PIECES and STAGED frames to the other member."""
     pieces_in: list[Transfer] = field(default_factory=list)
     sums_out: list[Transfer] = field(default_factory=list)
-    """SUM: for each of the pieces with a turn that come, in their order."""
+    """SUM frames to the other member: one for each of ``pieces_in`` that has a turn, in the same order."""
     sums_in: list[Transfer] = field(default_factory=list)
     folded_in: list[Transfer] = field(default_factory=list)
-    """FOLDED: a head may have to wait for another's sums longer than for its own."""
+    """FOLDED frames from the other member, in their own order: a head may wait longer for others' sums than its own."""

@@ -1,4 +1,4 @@
-"""How a worker leaves: once others have confirmed the round after which it goes, and with nothing lost on its links."""
+"""How a worker leaves: after others have confirmed its last round, and without losing anything on its links."""
 
 from collections.abc import Callable, Iterable
 
@@ -9,7 +9,7 @@ from .spec import Tag
 
 
 class LeaveAcknowledgement:
-    """Both sides of a leave: a member that stays confirms, a member that leaves waits for that."""
+    """Both sides of a leave: a member that stays confirms, and a member that leaves waits for that."""
 
     def __init__(self, poller: LinkPoller) -> None:
         self._poller = poller
@@ -25,7 +25,7 @@ class LeaveAcknowledgement:
     ) -> frozenset[int]:
         """Wait until each of ``peers`` has confirmed the round of ``tag`` or a later one, or has gone.
 
-        Or until ``obsolete()``, which is checked again after each ``wake``. Returns those that have confirmed.
+        Stops early once ``obsolete()``, which is checked after each ``wake``. Returns the peers that have confirmed.
         """
         links = self._poller.links_to(peers)
         drain = DrainSink(self._poller.newest_tag)

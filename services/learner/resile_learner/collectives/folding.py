@@ -9,30 +9,30 @@ from .tree import Interval, folds
 
 
 class Step(NamedTuple):
-    """Add the value of source ``right`` to the one of source ``left``, for which the result then stands."""
+    """Add the value of source ``right`` to that of source ``left``, which then stands for both."""
 
     left: int
     right: int
     result: int | None
-    """Which of the results this is, if it is one."""
+    """Index of the result that this step completes; None if it completes none."""
 
 
 class Folding(NamedTuple):
     """The pieces that a rank has of a block, and how it adds them up."""
 
     counts: tuple[int, ...]
-    """For each rank how many of them come from it."""
+    """Number of pieces that come from each rank."""
     first: tuple[int, ...]
-    """For each rank how many come from those before it."""
+    """For each rank, the number of pieces that come from the ranks before it."""
     sources: tuple[tuple[int, int], ...]
-    """The rank that each piece comes from, and which of its pieces it is; in the order of the leaves."""
+    """For each piece, in the order of the leaves: the rank that it comes from, and its number among that rank's."""
     steps: tuple[Step, ...]
     unchanged: tuple[tuple[int, int], ...]
-    """The sources that are results as they are, and which."""
+    """(source, result) for each source that is a result as it is."""
     results: tuple[Interval, ...]
     """The complete subtrees that remain, left to right: the whole tree, if the pieces cover it."""
     kept_in: tuple[int, ...]
-    """For each of these the source in whose place it is if they are folded in place: its first one."""
+    """For each result, the source that holds it when the pieces are folded in place: its first one."""
 
 
 @lru_cache(maxsize=4096)

@@ -30,7 +30,7 @@ from ..state.flat import MAX_SKELETON_BYTES
 from .spec import Tag
 
 ROUND_PAYLOAD_BYTES = 2 * 65_483 // 64 * 64 - 64
-"""The most that a frame of a round carries: with its header two segments on loopback, without a tiny third one."""
+"""Maximum payload of a frame of a round: with its header it takes two segments on loopback, without a tiny third."""
 STATE_FRAME_BYTES = 1 << 20
 MAX_HEADER_BYTES = 1 << 24
 MAX_REASON_BYTES = 1 << 12
@@ -91,7 +91,7 @@ class Announcement(NamedTuple):
     """What a SKELETON frame announces."""
 
     num_bytes: int
-    """Of the state to come."""
+    """Size in bytes of the state that follows."""
     groups: WorkerGroups
     skeleton: bytes
     """The description of the state."""

@@ -1,14 +1,14 @@
-"""How buckets are cut over the members of a round: which rank folds which elements, in blocks of which size.
+"""How buckets are cut over the members of a round: which rank folds which elements, in blocks of what size.
 
 A bucket is cut into one segment for each rank, its owner, and a segment into blocks. Every member sends its pieces of a
-block to the owner, which folds them and sends the sum to everyone (reduce-scatter and all-gather). Ranks behind a slow
-link own nothing. A bucket so small that only the number of hops counts is one block that every rank folds for itself.
+block to the owner, which folds them and sends the sum to every rank (reduce-scatter and all-gather). Ranks behind slow
+links own nothing. A bucket so small that only the number of hops counts is one block that every rank folds for itself.
 
 Ranks that share memory are a group. They fold a large bucket by group: inside a group one rank, the head of the group
-for a block, folds the pieces of all, and only the subtrees that remain leave it. A rank that shares memory with nobody
-is a group too. Racks are groups of groups: the head of a rack folds what the heads of its groups send, and only what
-then remains goes to the block's owner. The sum comes back on the same way. The owner is the head of its own group and
-rack. Blocks, their owners and the tree are the same, whatever carries the pieces and whoever adds them.
+for a block, folds the pieces of all, and only the subtrees that remain leave it. A rank that shares memory with no
+other is a group of its own. Racks are groups of groups: the head of a rack folds what the heads of its groups send, and
+only what then remains goes to the block's owner. The sum comes back the same way. The owner is the head of its own
+group and rack. Blocks, their owners and the tree do not depend on what carries the pieces or which rank adds them.
 
 Inside a group blocks are exchanged in stages. In a stage a member copies its pieces of several blocks into a slot of
 its own segment, the heads fold straight from the others' segments, and leave the sums in their own, where the others
@@ -52,32 +52,32 @@ class Layout:
     grouped: frozenset[int]
     """Buckets that are folded by group."""
     blocks: tuple[Block, ...]
-    """Those that this rank owns."""
+    """Blocks that this rank owns."""
     flat: Folding
-    """Of an own block to which every rank sends its pieces."""
+    """Folding of an own block whose pieces every rank sends directly."""
     by_owner: Mapping[int, Folding]
-    """Of the blocks of buckets that are folded by group, of those owners for whom this rank is a head."""
+    """Folding of blocks that are folded by group, by owner, for the owners for which this rank is a head."""
     num_senders: Mapping[int, int]
-    """By place of a block the frames with pieces that come, if any do."""
+    """Number of frames with pieces that this rank receives for a block, by place of the block, if there are any."""
     part_of: Mapping[int, Part]
-    """By place of a block the part that it belongs to, if it is shared with partners."""
+    """The part that a block belongs to, by place of the block; only for blocks that are shared with partners."""
     stages: tuple[Stage, ...]
     num_folders: tuple[int, ...]
-    """For each stage how many partners are heads of the group for a part."""
+    """For each stage, the number of partners that are the head of the group for one of its parts."""
     num_inside: tuple[int, ...]
-    """For each stage the blocks for which this rank is the head of the group."""
+    """For each stage, the number of blocks for which this rank is the head of the group."""
     partners: frozenset[int]
-    """The other ranks of the group."""
+    """The other ranks of this rank's group."""
     heads: tuple[int, ...]
-    """For the blocks of each rank the head of the own group."""
+    """The head of this rank's group for the blocks of each owner, by the owner's rank."""
     routes: tuple[Route, ...]
-    """What is exchanged with each rank."""
+    """The frames that this rank exchanges with each rank."""
     received: Mapping[tuple[int, int], int]
-    """By place of a block and rank where in the scratch memory the pieces are received that come from it, in bytes."""
+    """Offset in bytes in the scratch memory where pieces are received, by place of the block and rank of the sender."""
     received_bytes: int
-    """How much of it that takes."""
+    """Size in bytes of the scratch memory for received pieces."""
     block_bytes: int
-    """Of a block of a bucket that is cut, at most."""
+    """Maximum size in bytes of a block of a bucket that is cut."""
 
 
 @lru_cache(maxsize=64)
@@ -107,7 +107,7 @@ class _Cut:
         self.sharing = sharing
         self.ranks = range(len(pieces))
         self.remaining: dict[Ranks, tuple[Interval, ...]] = {(rank,): held for rank, held in enumerate(pieces)}
-        """For each set of ranks whose pieces are folded together the subtrees that this leaves."""
+        """For each set of ranks whose pieces are folded together, the subtrees that remain."""
         for ranks in (*sharing.groups, *sharing.racks):
             self.remaining[ranks] = self._folding({rank: (rank,) for rank in ranks}).results
         most = max(map(len, self.remaining.values()))
@@ -163,16 +163,16 @@ class _Cut:
         )
 
     def _folding(self, given: Mapping[int, Ranks]) -> Folding:
-        """Of what each rank gives: the subtrees that remain of the pieces of some ranks."""
+        """The folding of what ranks send: each sends what remains of the pieces of the ranks in ``given[rank]``."""
         return folding(
             self.num_leaves, tuple(self.remaining[given[rank]] if rank in given else () for rank in self.ranks)
         )
 
     def _routes(self, rank: int, partners: frozenset[int], edges: Sequence[Sequence[Edge]]) -> tuple[Route, ...]:
-        """The frames between ``rank`` and each other; ``edges`` are those with it, by owner, of a grouped bucket.
+        """The frames between ``rank`` and every other rank; ``edges`` are its edges in a grouped bucket, by owner.
 
-        Everyone sends pieces, even if it has none. So an owner has to wait for them, and no sum comes to a group before
-        its members have announced the stage.
+        Every rank sends a frame for its pieces, even if it has none. So the owner waits for it, and no sum reaches a
+        group before its members have announced the stage.
         """
         routes = tuple(Route() for _ in self.ranks)
         items: list[Block | Stage] = [*self.blocks, *self.stages]
@@ -192,7 +192,7 @@ class _Cut:
         return routes
 
     def _stages(self) -> Iterator[Stage]:
-        """The buckets that are folded by group, in stages of evenly many blocks, which all ranks fold side by side."""
+        """Cut buckets that are folded by group into stages of evenly many blocks, which all ranks fold in parallel."""
         most = self.sharing.stage_blocks
         number = 0
         for bucket in sorted(self.grouped):
@@ -212,7 +212,7 @@ class _Cut:
             yield part
 
     def _blocks(self, shapes: Sequence[Shape]) -> Iterator[Block]:
-        """All blocks in their order: of each bucket the first of each owner, then the second of each, and so on."""
+        """All blocks in order: for each bucket the first block of each owner, then the second of each, and so on."""
         place = 0
         for bucket, shape in enumerate(shapes):
             size = shape.element_bytes
@@ -222,7 +222,7 @@ class _Cut:
                 place += 1
 
     def _cuts(self, bucket: int, shape: Shape) -> Iterator[tuple[int, int, int, int]]:
-        """The blocks of a bucket: the number of those before it of its owner, the owner, and the elements."""
+        """The blocks of a bucket: each one's number among those of its owner, the owner, and its limits in elements."""
         length = self.block_bytes // shape.element_bytes
         for owner in self.ranks:
             if bucket in self.direct:
@@ -242,7 +242,7 @@ class _Cut:
 
 
 def _flat_edges(rank: int, owner: int, ranks: Sequence[int]) -> Iterator[Edge]:
-    """The edges with ``rank`` of a block to whose owner every rank sends its pieces."""
+    """The edges of ``rank`` for a block whose pieces every rank sends directly to the owner."""
     for child in ranks if rank == owner else (rank,):
         if child != owner:
             yield Edge(child, owner, (child,))
@@ -260,7 +260,7 @@ def _add(block: Block, num_pieces: int, pieces: list[Transfer], sums: list[Trans
 def _scratch_of(routes: Sequence[Route]) -> tuple[dict[tuple[int, int], int], int]:
     """Where the pieces of each block and sender are received, and how much memory that takes.
 
-    From each rank there are ``WINDOW`` pieces at a time whose sum has not been sent back to it.
+    For each rank, there are pieces of at most ``WINDOW`` blocks at a time whose sum has not been sent back to it.
     """
     received: dict[tuple[int, int], int] = {}
     end = 0
@@ -290,11 +290,11 @@ def _direct_buckets(shapes: Sequence[Shape], num_pieces: int) -> frozenset[int]:
 
 
 def _cut_at(num_elements: int, number: int, num_owners: int) -> int:
-    """Where the segment of an owner begins, by how many own segments before it."""
+    """The first element of the segment of owner ``number`` of ``num_owners``."""
     units = -(-num_elements // CUT_ELEMENTS)
     return min(num_elements, units * number // num_owners * CUT_ELEMENTS)
 
 
 def padded(size: int) -> int:
-    """``size`` in bytes, up to the next multiple of 64, which every piece of memory begins at."""
+    """Round ``size`` in bytes up to a multiple of 64, at which every piece of memory begins."""
     return -(-size // 64) * 64

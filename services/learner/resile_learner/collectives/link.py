@@ -18,7 +18,7 @@ _DISCARDED = memoryview(bytearray(1 << 16))
 
 
 Destination = tuple[list[memoryview], int, Callable[[], None]]
-"""Where the payload of a frame is written, its bytes, and what to call when it is complete."""
+"""Where the payload of a frame is written, its size in bytes, and what to call when it is complete."""
 
 
 class Refusal(Enum):
@@ -32,7 +32,7 @@ class Sink(Protocol):
     """Decides where the payloads of one link are written."""
 
     def expected(self, header: bytearray) -> Destination | None:
-        """The destination of a frame whose header, as bytes, was known in advance; a short cut around ``accept``."""
+        """The destination of a frame whose header, as bytes, was known in advance; a shortcut around ``accept``."""
         return None
 
     def accept(self, frame: Frame) -> Destination | Refusal:
@@ -73,18 +73,18 @@ class Link:
     def __init__(self, peer: int, transport: Transport) -> None:
         self.peer = peer
         self.removed = False
-        """Another thread has removed this link."""
+        """Whether another thread has removed this link."""
         self.closed = False
         self.readable = True
-        """Receiving may succeed; False once the transport has nothing more."""
+        """Whether receiving may succeed; False once the transport has nothing more."""
         self.writable = True
-        """Sending may succeed; False once the transport is full."""
+        """Whether sending may succeed; False once the transport is full."""
         self.paused = False
-        """The next frame is deferred until the sink has a destination for it."""
+        """Whether the next frame is deferred until the sink has a destination for it."""
         self.receiving = False
-        """The current operation receives from this peer."""
+        """Whether the current operation receives from this peer."""
         self.watched_events = 0
-        """The events that the poller has registered."""
+        """The events for which the poller has registered this link."""
         self.confirmed: Tag | None = None
         """The newest round that the peer has confirmed as committed."""
         self._transport = transport
@@ -98,7 +98,7 @@ class Link:
         self._into: list[memoryview] = []
         self._missing = 0
         self._on_complete: Callable[[], None] | None = None
-        """None between a payload and the next header."""
+        """Called when the current payload is complete; None between a payload and the next header."""
 
     def fileno(self) -> int:
         """See ``Transport.fileno``."""
@@ -240,7 +240,7 @@ class Link:
             self._into, self._on_complete = _discarded(self._missing), _do_nothing
 
     def write_eof(self) -> None:
-        """Let the peer see that nothing more follows."""
+        """Show the peer that nothing more follows."""
         self._transport.write_eof()
 
     def remove(self) -> None:
@@ -267,7 +267,7 @@ def _rest(views: Sequence[bytes | memoryview], done: int) -> list[memoryview]:
 
 
 def _discarded(num_bytes: int) -> list[memoryview]:
-    """Memory to read ``num_bytes`` into that nobody looks at."""
+    """Memory into which ``num_bytes`` are read to be discarded."""
     whole, rest = divmod(num_bytes, len(_DISCARDED))
     return [*[_DISCARDED] * whole, _DISCARDED[:rest]]
 

@@ -1,6 +1,6 @@
 """What follows from the rates of links: which ranks own blocks, whether racks count, and which buckets are grouped.
 
-Functions of all statuses of a round, or of what follows from them: all members draw the same conclusion.
+All decisions are functions of the statuses of a round, or of values derived from them, so all members decide alike.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -11,13 +11,13 @@ from .status import Host, Status
 from .transport import Traffic
 
 HOP_SECONDS = 0.004
-"""What two more hops inside a host may take: a bucket is folded by group if the link takes longer for it."""
+"""Seconds that two more hops inside a host may take: a bucket for which the link takes longer is folded by group."""
 MEASURED_BYTES = 4 << 20
-"""What a member sends to other hosts before it knows the rate of its links."""
+"""Bytes that a member sends to other hosts before it knows the rate of its links."""
 SLOW_PART = 3
-"""A host is slow if its links carry less than this part of what those of the median host do: see `choose_owners`."""
+"""A host is slow if its links carry less than 1/SLOW_PART of what those of the median host do: see `choose_owners`."""
 SLOW_BETWEEN_RACKS = 2
-"""Racks count if a link to another carries less than this part of what a link inside does: see `choose_racks`."""
+"""Racks count if links between them carry at most 1/SLOW_BETWEEN_RACKS of what others do: see `choose_racks`."""
 
 
 def rate_of(
@@ -26,16 +26,16 @@ def rate_of(
     workers: Collection[int],
     least: int = MEASURED_BYTES,
 ) -> int:
-    """The bytes a second that the links to ``workers`` carry together; 0 before ``least`` bytes were sent."""
+    """The bytes per second that the links to ``workers`` carry together; 0 before ``least`` bytes were sent."""
     sent = [(traffic[worker], earlier.get(worker, Traffic())) for worker in workers if worker in traffic]
     num_bytes = sum(now.num_bytes - before.num_bytes for now, before in sent)
     return sum(now.rate_since(before) for now, before in sent) if num_bytes >= least else 0
 
 
 def host_rates(statuses: Sequence[Status]) -> dict[Host, int]:
-    """The bytes a second that the links of each host carry; nothing while not all have measured, or on one host.
+    """The bytes per second that the links of each host carry; empty until all members have measured, and on one host.
 
-    Of a host's members the median counts: a measurement may be far off.
+    The median of a host's members counts, since a measurement may be far off.
     """
     rates: dict[Host, list[int]] = {}
     for status in statuses:
@@ -46,11 +46,12 @@ def host_rates(statuses: Sequence[Status]) -> dict[Host, int]:
 
 
 def choose_owners(statuses: Sequence[Status], rates: Mapping[Host, int]) -> tuple[int, ...]:
-    """The ranks that own blocks: those on hosts that are not slow; nothing if none is, or if it makes no difference.
+    """The ranks that own blocks: those on hosts that are not slow; empty if none is, or if it makes no difference.
 
-    Of N hosts one that owns the part f of a bucket sends and receives 1 + f (N - 2) times its size, so at least 1. If M
-    others own the rest, they move 1 + (N - 2) / M times its size each, less than 3 times, since at most half of the
-    hosts are slower than the median. A host whose links carry a third of theirs takes longer for 1 than they for that.
+    With N hosts, a host that owns the fraction f of a bucket sends and receives 1 + f (N - 2) times its size, so at
+    least 1. If M other hosts own all of it, each moves 1 + (N - 2) / M times its size, less than 3 times, since at most
+    half of the hosts are slower than the median. A host whose links carry less than a third of theirs takes longer to
+    move 1 than they take to move that.
     """
     if len(rates) < 3:
         return ()
@@ -59,11 +60,11 @@ def choose_owners(statuses: Sequence[Status], rates: Mapping[Host, int]) -> tupl
 
 
 def choose_racks(statuses: Sequence[Status], groups: tuple[Ranks, ...]) -> tuple[Ranks, ...]:
-    """The ranks by rack, if the links between racks are slow; else nothing. A group is in the rack of its first rank.
+    """The ranks by rack, if the links between racks are slow; else empty. A group is in the rack of its first rank.
 
-    Of two racks of H hosts each sends the other H times the size of a bucket without racks, and once with them. What a
-    host sends and receives is 2 - 1 / H times the size in either case. All links of a host carry about as much if the
-    host is the bottleneck, so racks make a difference only where those to other racks carry less.
+    Each of two racks of H hosts sends the other H times the size of a bucket if racks do not count, and once if they
+    do. A host sends and receives 2 - 1 / H times the size in either case. If the host is the bottleneck, all its links
+    carry about the same, so racks make a difference only where the links to other racks carry less.
     """
     rack_of = [status.rack for status in statuses]
     for group in groups:
@@ -82,11 +83,11 @@ def choose_racks(statuses: Sequence[Status], groups: tuple[Ranks, ...]) -> tuple
 
 
 def smallest_grouped(slowest: int) -> int:
-    """The bytes that the slowest host's links carry in the time of two hops inside a host, within limits."""
+    """The smallest bucket to fold by group, in bytes: what the slowest links carry in ``HOP_SECONDS``, in limits."""
     return max(DIRECT_BYTES, min(MIN_SHARED_BYTES, int(slowest * HOP_SECONDS))) if slowest else MIN_SHARED_BYTES
 
 
 def rate_text(bytes_per_second: int) -> str:
-    """For people."""
+    """Format a rate as text."""
     megabits = bytes_per_second * 8 / 1e6
     return f"{megabits:.2g} Mbit/s" if megabits < 1000 else f"{megabits / 1000:.2g} Gbit/s"

@@ -38,7 +38,7 @@ class Bucket:
         self.partials = [array_of(partial) for partial in partials]
         self.partials_bytes = [tensor_bytes(partial) for partial in partials]
         self.own_pieces = b"".join(self.partials_bytes) if direct else b""
-        """If everyone folds it: a copy of the partials, for our own fold may come before all have been sent them."""
+        """Copy of the partials of a direct bucket: this rank may fold them before they are sent to all. Else empty."""
         self.in_place = bool(partials) and partials[0].data_ptr() == sums.data_ptr()
 
 
@@ -52,22 +52,22 @@ class Scratch:
 
     @property
     def num_bytes(self) -> int:
-        """The most that has been needed."""
+        """Size in bytes, the most that has been needed."""
         return len(self._bytes)
 
     def reserve(self, num_bytes: int) -> None:
-        """Have at least this much."""
+        """Grow to at least ``num_bytes``."""
         if num_bytes > self.num_bytes:
             self._tensor = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
             self._bytes = tensor_bytes(self._tensor)
             self._arrays.clear()
 
     def bytes_at(self, offset: int, num_bytes: int) -> memoryview:
-        """Some of it, to receive into."""
+        """View a part of the memory as bytes, to receive into."""
         return self._bytes[offset : offset + num_bytes]
 
     def array_at(self, offset: int, num_elements: int, dtype: torch.dtype) -> Array:
-        """Some of it, to add."""
+        """View a part of the memory as an array, to add."""
         array = self._arrays.get(dtype)
         if array is None:
             whole = self._tensor[: len(self._bytes) // dtype.itemsize * dtype.itemsize]

@@ -2,9 +2,9 @@
 
 Every header of a round begins with a status. It says on which host a member is, where it receives descriptors, which
 segment it has made for this generation, and whose segments it has mapped. All members have all statuses when a round is
-complete, and so all know who shares memory: those are a group of whom each has said that it has mapped the others'
-segments. The status of one round names the segments, that of the next one says they are mapped, and the round after
-that uses them. A group grows if somebody maps the segments late.
+complete, and so all know which members share memory: a group is a set of members each of which has said that it has
+mapped the others' segments. The status of one round names the segments, that of the next one says they are mapped, and
+the round after that uses them. A group grows if a member maps the segments late.
 
 After a planned change, the new generation continues with the groups of the one before: the members that stay have
 completed the same round, and the members that leave have read all of it (see `OpenRound.finish`). Joiners receive the
@@ -13,9 +13,9 @@ groups with the state. Any other generation begins without groups, and after a r
 Segments, which take longer to make than a small model's iteration, are kept in any case: in the first round of a
 generation without groups members name the segments that they have, and say which they have mapped, so that the second
 one uses them again. By then all members have completed a round of this generation, and read nothing older. A worker
-that was left behind may do so at any time. A member names its segment only when the leases of all such workers have
-ended (see `segments`); if that takes long, it makes another one, and nobody writes to the older one any more. Where
-memory cannot be shared, the connections carry everything, and the reason is reported.
+that was left behind may still read a segment at any time. So a member names its segment only when the leases of all
+such workers have ended (see `segments`); if that takes long, it makes another one, and never writes to the older one
+again. Where memory cannot be shared, the connections carry everything, and the reason is reported.
 """
 
 import hashlib
@@ -34,7 +34,7 @@ from .transport import Traffic
 _NO_NAME = bytes(NAME_BYTES)
 _NO_TOKEN = bytes(TOKEN_BYTES)
 _PATIENT_ROUNDS = 4
-"""For so many rounds of a generation a worker that is no member of it may still read the own segment."""
+"""A member waits this many rounds of a generation for non-members to release its segment, then makes another one."""
 Key = tuple[int, tuple[int, ...]]
 Groups = tuple[Ranks, ...]
 
@@ -42,7 +42,7 @@ Groups = tuple[Ranks, ...]
 class MemoryAgreement:
     """The segments of ``worker`` and of those it shares memory with. For the main thread.
 
-    ``report`` gets the reason, once, why memory is not shared although it could be.
+    ``report`` gets, once, the reason why memory is not shared although it could be.
     """
 
     def __init__(
@@ -62,45 +62,45 @@ class MemoryAgreement:
         self._mailbox: Mailbox | None = None
         self._own: OwnSegment | None = None
         self._mapped: dict[int, tuple[bytes, Segment]] = {}
-        """By worker, the segments of others with their tokens."""
+        """The mapped segments of other workers, each with its token, by worker."""
         self._has_failed = False
         self._reason = ""
         """Why memory is not shared: the first cause."""
         self._key: Key | None = None
         self._known: dict[int, Status] = {}
-        """By worker, the newest of those that are members."""
+        """The newest status of each member, by worker."""
         self._forget_agreement()
 
     def _forget_agreement(self) -> None:
         self._encoded: list[bytes] = []
         self._group: tuple[int, ...] = ()
         self._is_apart = False
-        """Whether some are on this host in other containers."""
+        """Whether some members run on this host in other containers."""
         self._num_offers = 0
-        """The rounds of this generation for which memory could be shared."""
+        """Number of rounds of this generation in which this member tried to share memory."""
         self._is_settled = False
-        """Whether all of the group have mapped the own segment."""
+        """Whether all other members on this host have mapped the own segment."""
         self._released: frozenset[int] = frozenset()
-        """Workers that have left, and read nothing of others any more, even if their leases have not ended."""
+        """Workers that have left and no longer read any segment, even if their leases have not ended."""
         self._unreachable: set[bytes] = set()
-        """The mailboxes that the own segment could not be sent to."""
+        """Names of the mailboxes that the own segment could not be sent to."""
         self._groups: Groups = ()
-        """Of all ranks; the same on all members in the same round."""
+        """The groups of all ranks; the same on all members in the same round."""
         self._min_bytes = self._given_bytes or MIN_SHARED_BYTES
-        """Of a bucket that is folded by group; the same on all members in the same round."""
+        """Size of the smallest bucket that is folded by group; the same on all members in the same round."""
         self._rate = 0
         self._far_rate = 0
-        """See `Status`; measured once in a generation."""
+        """``_rate`` and ``_far_rate``: see `Status`; measured once in a generation."""
         self._earlier: Mapping[int, Traffic] = {}
-        """By worker, what was sent to it before this generation."""
+        """What was sent to each worker before this generation, by worker."""
         self._slowest = 0
-        """The bytes a second that the links of the slowest host carry; the same on all members."""
+        """Bytes per second that the links of the slowest host carry, 0 if unknown; the same on all members."""
         self._owners: tuple[int, ...] = ()
         self._racks: Groups = ()
-        """See `Sharing`; the same on all members in the same round."""
+        """``_owners`` and ``_racks``: see `Sharing`; the same on all members in the same round."""
 
     def prewarm(self, *, num_bytes: int) -> None:
-        """Before the first round, while nobody waits: make what will be shared to exchange buckets of ``num_bytes``."""
+        """Before the first round, while no member waits: make the memory for buckets of ``num_bytes`` to be shared."""
         if num_bytes >= self._min_bytes and self._host != NOWHERE:
             try:
                 self._mailbox = self._mailbox or Mailbox()
@@ -109,7 +109,7 @@ class MemoryAgreement:
                 self._fail(error)
 
     def begin(self, spec: RoundSpec) -> SharedMemory:
-        """Return what the round of ``spec`` uses."""
+        """Return the shared memory that the round of ``spec`` uses."""
         key = spec.tag.generation, spec.members
         if key != self._key:
             self._begin_generation(key)
@@ -137,7 +137,7 @@ class MemoryAgreement:
     def continue_in(self, generation: int, members: tuple[int, ...], groups: WorkerGroups) -> None:
         """Begin a generation with the ``groups`` of the one before.
 
-        All who were members before have completed the same round of that one, and those who leave have read all of it.
+        All members of that one have completed the same round of it, and those that leave have read all of that round.
         """
         left = frozenset(self._members).difference(members) if self._key else frozenset()
         released = self._released | left
@@ -169,18 +169,18 @@ class MemoryAgreement:
         return status.encode(len(self._members))
 
     def _mapped_tokens(self) -> dict[int, bytes]:
-        """By rank, the tokens of the segments that are mapped here, unless their makers name others now."""
+        """The tokens of the segments that are mapped here, by rank, unless their makers name other segments now."""
         mapped = {rank: self._mapped[worker][0] for rank, worker in enumerate(self._members) if worker in self._mapped}
         if not self._encoded:
             return mapped
         return {rank: token for rank, token in mapped.items() if self._status_of(rank).token == token}
 
     def _strangers(self, own: OwnSegment) -> set[int]:
-        """Workers that are no members, and may read the own segment."""
+        """Workers that are not members but, by their leases, may still read the own segment."""
         return set() if self._is_settled else own.readers().difference(self._members, self._released)
 
     def _measure(self, traffic: Callable[[], Mapping[int, Traffic]]) -> None:
-        """Find out at which rate the links to other hosts carry what is sent, once they have carried enough."""
+        """Measure the rates of the links to other hosts, once these have carried enough."""
         if not self._earlier:
             self._earlier = traffic()
             return
@@ -194,7 +194,7 @@ class MemoryAgreement:
             self._far_rate = rate_of(now, self._earlier, far, least=0)
 
     def on_statuses(self, encoded: Sequence[bytes]) -> None:
-        """Note what all members have said in the round that is complete, by rank."""
+        """Process the statuses of all members in a complete round, by rank."""
         if list(encoded) == self._encoded and not self._is_waiting():
             return
         self._encoded = list(encoded)
@@ -202,7 +202,7 @@ class MemoryAgreement:
         if not self._group:
             self._find_group()
         self._map()
-        # Of the statuses alone: all members draw the same conclusion from them.
+        # From the statuses alone, so that all members reach the same result.
         statuses = [self._status_of(rank) for rank in range(len(self._members))]
         mapped = _mapped_now(statuses)
         self._is_settled = all(self._rank in mapped[rank] for rank in self._group if rank != self._rank)
@@ -217,7 +217,7 @@ class MemoryAgreement:
 
     @property
     def path(self) -> str:
-        """How the members exchange gradients in the round that has begun, for people; empty for a single one."""
+        """Human-readable description of how the members exchange gradients in this round; empty for a single member."""
         if len(self._members) < 2:
             return ""
         parts = [_path_of(self._sharing)]
@@ -230,7 +230,7 @@ class MemoryAgreement:
         return "; ".join(parts)
 
     def end(self) -> None:
-        """The round has failed: members agree anew in the next one that they have all begun."""
+        """Forget the agreement, since the round has failed: members agree anew in the next one that all have begun."""
         self._key = None
         self._forget_agreement()
 
@@ -320,7 +320,7 @@ class MemoryAgreement:
                 self._unreachable.add(name)
 
     def _map(self) -> None:
-        """Map the segments that have come with the tokens that their makers named."""
+        """Map the segments that have arrived with the tokens that their makers named."""
         for rank in self._group:
             if rank == self._rank or self._mailbox is None or not self._lacks(rank):
                 continue
@@ -342,7 +342,7 @@ class MemoryAgreement:
                 os.close(received.memory)
 
     def _fail(self, error: Exception) -> None:
-        """Offer nothing from now on; what is agreed on stays, since the partners count on it."""
+        """Offer no memory from now on; what is agreed stays, since the partners count on it."""
         self._has_failed = True
         self._report_once(str(error))
 
@@ -370,7 +370,7 @@ def _path_of(sharing: Sharing) -> str:
 
 
 def _among(members: Sequence[int], groups: WorkerGroups) -> Groups:
-    """The ranks of ``members``, by group; nothing, if there are only single ranks."""
+    """The ranks of ``members``, by group; empty if there are only single ranks."""
     group_of = {worker: group for group in groups for worker in group}
     among = {
         tuple(rank for rank, other in enumerate(members) if other in group_of.get(worker, (worker,)))
@@ -380,7 +380,7 @@ def _among(members: Sequence[int], groups: WorkerGroups) -> Groups:
 
 
 def _grown(groups: Groups, mapped: Sequence[frozenset[int]]) -> Groups:
-    """Join groups all of whose ranks have mapped each other's segments; nothing, if there are only single ranks."""
+    """Join groups all of whose ranks have mapped each other's segments; empty if there are only single ranks."""
     grown: list[tuple[int, ...]] = []
     for group in groups or [(rank,) for rank in range(len(mapped))]:
         for number, other in enumerate(grown):
@@ -393,7 +393,7 @@ def _grown(groups: Groups, mapped: Sequence[frozenset[int]]) -> Groups:
 
 
 def _digest_of(tokens: Mapping[int, bytes]) -> bytes:
-    """What tells which segments of the ranks are mapped."""
+    """A digest of which segments of which ranks are mapped."""
     if not tokens:
         return NO_DIGEST
     content = b"".join(rank.to_bytes(4) + token for rank, token in sorted(tokens.items()))

@@ -13,7 +13,7 @@ _NO_MEMORY = memoryview(bytearray())
 
 
 class _Incoming:
-    """The frames of one kind, in the order in which they come."""
+    """The frames of one kind, in the order in which they arrive."""
 
     def __init__(self, encoded_tag: bytes, transfers: Sequence[Transfer]) -> None:
         self._encoded_tag = encoded_tag
@@ -21,18 +21,18 @@ class _Incoming:
         self.num_taken = 0
         self.num_expected = len(transfers)
         self.header = self._next_header()
-        """Of the next one; empty after the last."""
+        """Header of the next frame; empty after the last one."""
 
     def _next_header(self) -> bytes:
         return self._encoded_tag + self.next.content if self.num_expected else b""
 
     @property
     def next(self) -> Transfer:
-        """The next one."""
+        """The next frame."""
         return self._transfers[self.num_taken]
 
     def take(self) -> Transfer:
-        """The next one, which has come."""
+        """Return the next frame, which has arrived, and advance."""
         transfer = self.next
         self.num_taken += 1
         self.num_expected -= 1
@@ -43,9 +43,9 @@ class _Incoming:
 class RoundPeer(Sink):
     """One member as seen by the round of another.
 
-    Calls ``on_pieces`` when pieces of an own block are here, ``on_group`` when others in the group or the rack can go
-    on, and ``on_abort`` when the peer has aborted the round. Its header begins with ``status_bytes`` of the exchange's
-    own.
+    Calls ``on_pieces`` when pieces of an own block have arrived, ``on_group`` when others in the group or the rack can
+    continue, and ``on_abort`` when the peer has aborted the round. The peer's header begins with a status of
+    ``status_bytes`` for the exchange itself.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class RoundPeer(Sink):
         self.rank = rank
         self.header: bytearray | None = None
         self.header_time = 0.0
-        """When its header had arrived, on the monotonic clock."""
+        """When the peer's header had arrived, on the monotonic clock."""
         self._has_header = False
         self._tag = tag
         self._encoded_tag = encode_tag(tag)
@@ -85,7 +85,7 @@ class RoundPeer(Sink):
 
     @property
     def num_expected(self) -> int:
-        """Frames of this round still to come from it."""
+        """Number of frames of this round still to arrive from the peer."""
         return self._num_sums_expected + (not self._has_header)
 
     @property
@@ -94,18 +94,18 @@ class RoundPeer(Sink):
 
     @property
     def has_sums(self) -> bool:
-        """Whether all pieces and sums of this round are here that come from it, and sent that are due to it."""
+        """Whether all pieces and sums of this round have been received from the peer, and sent to it."""
         route = self._route
         is_sent = self._pieces_sent == len(route.pieces_out) and self._sums_sent == len(route.sums_out)
         return is_sent and not self._num_sums_expected
 
     def close(self) -> None:
-        """Release the memory of the round; what still comes of it is deferred."""
+        """Release the memory of the round; frames that still arrive are deferred."""
         self._is_closed = True
         self.link.drop_buffers()
 
     def send_pieces(self) -> None:
-        """Queue own pieces of its next blocks, as far as buckets are pushed and it has room."""
+        """Queue pieces of the peer's next blocks, as far as buckets are pushed and the peer has room."""
         pieces, reduction = self._route.pieces_out, self._reduction
         while self._pieces_sent < len(pieces):
             item, content, _, turn = pieces[self._pieces_sent]
@@ -123,7 +123,7 @@ class RoundPeer(Sink):
             self._pieces_sent += 1
 
     def send_sums(self) -> bool:
-        """Queue the next sums that are due to it, as far as they are here; return whether there were any."""
+        """Queue the next sums for the peer, as far as they are here; return whether there were any."""
         sums, before = self._route.sums_out, self._sums_sent
         while self._sums_sent < len(sums):
             block, content, _, _ = sums[self._sums_sent]

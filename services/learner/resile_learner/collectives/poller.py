@@ -35,9 +35,9 @@ class LinkPoller:
 
     def __init__(self) -> None:
         self.links: dict[int, Link] = {}
-        """By peer, those that are not known to be broken. Replaced, never changed."""
+        """Links that are not known to be broken, by peer. The dict is replaced, never changed."""
         self.newest_tag: Tag | None = None
-        """Of the newest round that this worker has begun; frames up to it are stale outside of the round."""
+        """Tag of the newest round that this worker has begun; outside of the round, frames up to it are stale."""
         self._end_operation: Callable[[], None] = _do_nothing
         self._abort_request: AbortRequest | None = None
         self._lock = threading.Lock()
@@ -160,7 +160,7 @@ class LinkPoller:
     def wait(self, *, timeout_ms: int | None = None) -> bool:
         """Sleep until a link can make progress or another thread wakes this one; mark the links that can.
 
-        Links that the operation does not receive from send what they have pending. False after a timeout.
+        Links that the operation does not receive from send their pending frames. Returns False after a timeout.
         """
         for link in self.links.values():
             if link.pending and not link.receiving:

@@ -21,7 +21,7 @@ class SharedMemory:
     def __init__(self, sharing: Sharing = NOT_SHARED, segments: Mapping[int, Segment] | None = None) -> None:
         self.sharing = sharing
         self.segments = segments or {}
-        """Of this rank and of its partners."""
+        """The segments of this rank and of its partners, by rank."""
 
 
 class Reduction:
@@ -33,11 +33,11 @@ class Reduction:
         self.layout = layout(spec.pieces, spec.num_leaves, shapes, rank, memory.sharing)
         self.num_buckets = len(spec.sums)
         self.buckets: list[Bucket] = []
-        """Those that are pushed."""
+        """The buckets that were pushed so far."""
         self.num_staged = 0
-        """Stages for which own pieces lie in the own segment."""
+        """Number of stages whose own pieces lie in the own segment."""
         self.summed: set[int] = set()
-        """By place the blocks whose sums are here."""
+        """Places of the blocks whose sums are here."""
         self._spec = spec
         self._scratch = scratch
         self._segments = memory.segments
@@ -52,7 +52,7 @@ class Reduction:
         scratch.reserve(self.layout.received_bytes + self.layout.block_bytes * num_rooms)
 
     def release_segments(self) -> None:
-        """Read no segments of others any more."""
+        """Stop using the segments: nothing is read from those of others any more."""
         self._segments = {}
 
     def push(self, bucket: int) -> None:
@@ -78,7 +78,7 @@ class Reduction:
         return not self._num_unstaged[stage.number]
 
     def on_sum(self, block: Block) -> None:
-        """The sum of a block is here; leave it where the partners read it, too."""
+        """The sum of a block is here; copy it to where the partners read it, too."""
         self.summed.add(block.place)
         self._leave_sum(block)
 
@@ -99,13 +99,13 @@ class Reduction:
         return block if block.bucket < len(self.buckets) and self.is_complete(block) else None
 
     def is_complete(self, block: Block) -> bool:
-        """Whether all pieces of a block are here that this rank folds, or can be read."""
+        """Whether all pieces of a block that this rank folds are here, or can be read."""
         part = self.layout.part_of.get(block.place)
         is_staged = part is None or not self._num_unstaged[part.stage]
         return is_staged and not self._num_missing.get(block.place)
 
     def can_stage(self) -> bool:
-        """Whether the next stage's bucket is pushed, and its slot of the own segment is read."""
+        """Whether the next stage's bucket is pushed, and its slot of the own segment has been read by the others."""
         number, stages = self.num_staged, self.layout.stages
         if number == len(stages) or stages[number].bucket >= len(self.buckets):
             return False
@@ -130,7 +130,7 @@ class Reduction:
         return self._num_folded == len(self.layout.blocks) and not any(self._num_unfolded)
 
     def next_published(self) -> Stage | None:
-        """The next stage all of whose sums, of the parts that are folded here, lie in the own segment; each once."""
+        """The next stage whose parts that are folded here have their sums in the own segment; each once."""
         while self._num_published < len(self.layout.stages):
             number = self._num_published
             if self._num_unsummed[number]:
@@ -149,7 +149,7 @@ class Reduction:
             self.on_sum(block)
 
     def outgoing(self, block: Block) -> Sequence[bytes | memoryview]:
-        """The pieces of another's block to pass on: as a head what remains of those of the group or rack."""
+        """The pieces of another rank's block to send; a head sends what remains of those of its group or rack."""
         bucket = self.buckets[block.bucket]
         if not block.shared:
             return [bucket.own_pieces]
@@ -182,7 +182,7 @@ class Reduction:
             self._num_unsummed[part.stage] -= 1
 
     def _add_up(self, block: Block, folding: Folding, results: Sequence[Array]) -> None:
-        """Fold the pieces of a block into ``results``; in their places if there are none."""
+        """Fold the pieces of a block into ``results``, or in place if ``results`` is empty."""
         bucket = self.buckets[block.bucket]
         part = self.layout.part_of.get(block.place)
         values, rooms = self._sources(block, folding)
@@ -198,9 +198,9 @@ class Reduction:
                 values[step.left] = room
 
     def _sources(self, block: Block, folding: Folding) -> tuple[list[Array], list[Array]]:
-        """The pieces of a block in the order of the leaves, and where sums in their places may be written.
+        """The pieces of a block in the order of the leaves, and for each the memory where a sum may replace it.
 
-        These are own partials, and the others' pieces from where they lie; a segment of another rank is only read.
+        The pieces are own partials, and those of others where they lie; another rank's segment is only read.
         """
         bucket = self.buckets[block.bucket]
         part = self.layout.part_of.get(block.place)

@@ -1,19 +1,24 @@
 """One round under way: pieces out to the ranks that fold them, sums back from them, all by the calling thread.
 
-It cannot deadlock, because of four rules. A member sends pieces to another only when it has received from it the sum of
-what it sent ``WINDOW`` blocks before, so in ``finish``, when all buckets are pushed, there is room for every frame of
-this round that can arrive: no member stops reading its links, and an ABORT always arrives. Pieces depend on the
-sender's own compute, from the head of a group on a stage that its whole group has announced, and from that of a rack on
-the pieces of its groups. A sum depends on pieces, or on the sum that comes to a head, and a stage on compute, and on
-the sums of the stage ``NUM_SLOTS`` before it. Between any two members all blocks, and in a group all stages, go in one
-and the same order, so the oldest block whose sum is not everywhere can always be completed. And frames that a member
-defers (of a bucket it has not pushed, of a later round) wait for its own compute, never for another member.
+It cannot deadlock, because of four rules:
 
-Each half of a segment has one rule for its slots. Pieces may be overwritten when all heads of the group have
-sent FOLDED of the older stage: they have read them. Results may when all partners have announced the newer stage: to
-copy it, each has had to read the sums of the older one. The same holds between rounds, whose groups only grow as long
-as they use the same segments (`MemoryAgreement`). A member that leaves announces no newer stage: it sends its header
-after it has read all, so members that have completed its last round may overwrite anything.
+1. A member sends pieces to another only when it has received from it the sum of what it sent ``WINDOW`` blocks before.
+   So in ``finish``, when all buckets are pushed, there is room for every frame of this round that can arrive: no member
+   stops reading its links, and an ABORT always arrives.
+2. Pieces depend on the sender's own compute; those from the head of a group depend on a stage that the whole group has
+   announced, and those from the head of a rack on the pieces of its groups. A sum depends on pieces, or on the sum that
+   a head receives. A stage depends on compute, and on the sums of the stage ``NUM_SLOTS`` before it.
+3. Between any two members all blocks go in the same order, and so do all stages in a group. So the oldest block whose
+   sum has not arrived everywhere can always be completed.
+4. Frames that a member defers (of a bucket it has not pushed, of a later round) wait for its own compute, never for
+   another member.
+
+Each half of a segment has one rule for its slots. Pieces may be overwritten when all heads of the group have sent
+FOLDED for the older stage, since they have then read them. Results may be overwritten when all partners have announced
+the newer stage: before it copied that stage, each had to read the sums of the older one. The same holds between rounds,
+whose groups only grow as long as they use the same segments (`MemoryAgreement`). A member that leaves announces no
+newer stage. It sends its header after it has read everything, so members that have completed its last round may
+overwrite anything.
 """
 
 import time
@@ -34,7 +39,7 @@ DRAIN_TIMEOUT_MS = 500
 
 
 class GradientExchange:
-    """Opens the rounds of ``worker``. For the main thread; others end a round by ``LinkPoller.abort_round``."""
+    """Opens the rounds of ``worker``. For the main thread; other threads end a round by ``LinkPoller.abort_round``."""
 
     def __init__(self, poller: LinkPoller, worker: int, agreement: MemoryAgreement | None = None) -> None:
         self._poller = poller
@@ -55,7 +60,7 @@ class OpenRound:
     ) -> None:
         self.rank = spec.members.index(worker)
         self.last = (self.rank, 0.0)
-        """Once finished: the rank whose header came last, and the seconds for which only that one was missing."""
+        """After `finish`: the rank whose header arrived last, and the seconds for which only that one was missing."""
         self._spec = spec
         self._encoded_tag = encode_tag(spec.tag)
         self._poller = poller
@@ -68,7 +73,7 @@ class OpenRound:
         memory = agreement.begin(spec)
         self._status_bytes = agreement.status_bytes
         self.path = agreement.path
-        """How gradients are exchanged, for people."""
+        """Human-readable description of how gradients are exchanged."""
         self._reduction = Reduction(scratch, spec, self.rank, memory)
         self._connect()
 
@@ -94,7 +99,7 @@ class OpenRound:
     def finish(self, header: bytes, *, may_leave: bool = False) -> tuple[bytes, ...]:
         """Send ``header`` to every member, wait until all sums are final, and return all headers by rank.
 
-        A member that ``may_leave`` after this round reads all that it needs of the others' memory before it sends.
+        A member that ``may_leave`` after this round first reads all that it needs of the others' memory.
         Every bucket must have been pushed. Raises Abandoned when a member is lost or aborts.
         """
         num_pushed, num_buckets = len(self._reduction.buckets), self._reduction.num_buckets
@@ -109,6 +114,7 @@ class OpenRound:
                 raise self._failure
             status = self._agreement.status(self._traffic)
             frame = encode(Kind.HEADER, self._spec.tag, length=len(status) + len(header)) + status + header
+            # It announces no later stage, so the header is what tells the others that it has read everything.
             if may_leave:
                 self._run(lambda: self._reduction.has_read and all(peer.has_sums for peer in self._peers))
             for peer in self._peers:
@@ -125,7 +131,7 @@ class OpenRound:
         return tuple(one[len(status) :] for one in ordered)
 
     def withdraw(self) -> None:
-        """End the round, of which nothing was pushed or sent: another one may have its tag."""
+        """End the round. Nothing of it was pushed or sent, so another round may have its tag."""
         self._end()
 
     def progress_until(self, done: Callable[[], bool], *, seconds: float) -> None:
@@ -150,12 +156,12 @@ class OpenRound:
 
     @property
     def received(self) -> list[bytes]:
-        """The headers of other members that have come."""
+        """The headers of other members that have arrived."""
         return [bytes(peer.header or b"")[self._status_bytes :] for peer in self._peers if peer.header_time]
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """The members whose headers have not come. From any thread, while `finish` waits."""
+        """The members whose headers have not arrived. From any thread, while `finish` waits."""
         return tuple(sorted(self._spec.members[peer.rank] for peer in self._peers if peer.header is None))
 
     def _traffic(self) -> dict[int, Traffic]:
@@ -163,7 +169,7 @@ class OpenRound:
         return {link.peer: link.traffic() for link in self._poller.links_to(self._spec.members)}
 
     def _last_header(self, begun: float) -> tuple[int, float]:
-        """The rank whose header came last, and how long after all others and the beginning of the wait."""
+        """The rank whose header arrived last, and how long after all others and the beginning of the wait."""
         if not self._peers:
             return self.rank, 0.0
         last = max(self._peers, key=lambda peer: peer.header_time)

@@ -4,9 +4,9 @@ A segment belongs to the worker that made it. Nobody else can write to it, since
 sent, and nobody can change its size. It is gone when the last process that maps it has ended or dropped it.
 
 Its maker may write something else to it only when nobody reads it any more. Each reader therefore holds a lease: the
-write end of a pipe, which comes with the descriptor and is closed after the mapping is gone. The maker reads the end of
-the pipe then. The kernel closes it for a reader that is killed, and only once the memory of that process is gone; a
-reader that is frozen keeps its lease.
+write end of a pipe, which comes with the descriptor and is closed after the mapping is gone. The maker then reads the
+end of the stream. The kernel closes the lease of a reader that is killed, but only once the memory of that process is
+gone; a reader that is frozen keeps its lease.
 """
 
 import ctypes
@@ -32,11 +32,11 @@ NAME_BYTES = 16
 TOKEN_BYTES = 16
 MAX_PENDING = 256
 LEASES_PER_NEIGHBOR = 2
-"""Descriptors that two workers which share memory keep open: of each other's segment."""
+"""Descriptors that a worker keeps open for each worker that it shares memory with: the leases of both segments."""
 _GENERATION_BYTES = 8
 _MESSAGE_BYTES = _GENERATION_BYTES + TOKEN_BYTES
 _SEALED = 0x0001 | 0x0002 | 0x0004 | 0x0010
-"""F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW, F_SEAL_FUTURE_WRITE of linux/fcntl.h."""
+"""The seals F_SEAL_SEAL, F_SEAL_SHRINK, F_SEAL_GROW and F_SEAL_FUTURE_WRITE of linux/fcntl.h."""
 _F_ADD_SEALS = 1033
 _F_GET_SEALS = 1034
 _MFD_NOEXEC_SEAL = 0x0008
@@ -49,10 +49,10 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 class Segment:
-    """Mapped memory, as arrays of any dtype, which are valid as long as the segment. Children of this process lack it.
+    """Mapped memory, as arrays of any dtype, valid as long as the segment. Forked children do not have it.
 
     No descriptor of the memory stays open, as one would with Python's ``mmap``. A ``lease`` is closed after the memory
-    is unmapped, and in a process that reads ahead for a DataLoader, which would keep it open, at once.
+    is unmapped; a worker process of a DataLoader, which would keep it open, closes it at once.
     """
 
     def __init__(self, fd: int, num_bytes: int, *, protection: int, lease: int | None = None) -> None:
@@ -72,11 +72,11 @@ class Segment:
         self._arrays: dict[torch.dtype, Array] = {}
 
     def bytes_at(self, offset: int, num_bytes: int) -> memoryview:
-        """Some of it, to send."""
+        """View a part of the memory as bytes, to send."""
         return self._memory[offset : offset + num_bytes]
 
     def array_at(self, offset: int, num_elements: int, dtype: torch.dtype) -> Array:
-        """Some of it, to copy or to add; ``offset`` is in bytes, and a multiple of the size of an element."""
+        """View a part of the memory as an array; ``offset`` is in bytes, and a multiple of the size of an element."""
         array = self._arrays.get(dtype)
         if array is None:
             array = self._arrays[dtype] = array_of(self._bytes.view(dtype))
@@ -87,7 +87,7 @@ class Segment:
 def create_segment(num_bytes: int) -> tuple[Segment, int]:
     """Make a segment of ``num_bytes``, a multiple of 64, with all its memory allocated; return it and its descriptor.
 
-    Raises OSError: the system forbids it, or has no memory for it.
+    Raises OSError if the system forbids it, or has no memory for it.
     """
     if not hasattr(os, "memfd_create"):
         raise OSError("this system has no memfd_create")
@@ -120,15 +120,15 @@ def map_segment(fd: int, num_bytes: int, lease: int | None = None) -> Segment:
 class OwnSegment:
     """The segment that this worker has made, and the leases of those that it was sent to.
 
-    Raises OSError: the system forbids it, or has no memory for it.
+    Raises OSError if the system forbids it, or has no memory for it.
     """
 
     def __init__(self, num_bytes: int) -> None:
         self.segment, self._fd = create_segment(num_bytes)
         self.token = secrets.token_bytes(TOKEN_BYTES)
-        """What names it, and what nobody can guess."""
+        """A name of the segment that nobody can guess."""
         self._leases: dict[int, int] = {}
-        """By worker, the end of the pipe that is read here."""
+        """The read end of the pipe of each lease, by worker."""
 
     def readers(self) -> set[int]:
         """The workers that may read it: they have mapped it, or its descriptor is on its way to them."""
@@ -156,19 +156,19 @@ class OwnSegment:
 
 
 class Received(NamedTuple):
-    """The descriptors of a segment that has come to a mailbox."""
+    """The descriptors of a segment that has arrived at a mailbox."""
 
     memory: int
     lease: int
 
 
 class _Pending(NamedTuple):
-    """What has come to a mailbox, and nobody has taken yet."""
+    """A segment that has arrived at a mailbox and has not been taken yet."""
 
     generation: int
-    """That of its sender."""
+    """The generation of the sender."""
     received: Received | None
-    """None: this process has no room for the descriptors."""
+    """The descriptors; None: this process could not open more."""
 
 
 class Mailbox:
@@ -181,7 +181,7 @@ class Mailbox:
         self.name = secrets.token_bytes(NAME_BYTES)
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self._pending: dict[bytes, _Pending] = {}
-        """By token."""
+        """What has arrived and has not been taken yet, by token."""
         self._oldest = 0
         try:
             self._socket.setblocking(False)
@@ -197,9 +197,9 @@ class Mailbox:
         self._socket.sendmsg([message], [rights], 0, _address(name))  # socket.send_fds ignores the address
 
     def take(self, token: bytes) -> Received | None:
-        """Return what came with ``token``, None until it does; the caller closes both descriptors.
+        """Return what arrived with ``token``, None until it does; the caller closes both descriptors.
 
-        Raises OSError if it came when this process could open no more.
+        Raises OSError if this process could not open more descriptors when it arrived.
         """
         self._receive()
         if token not in self._pending:
@@ -210,14 +210,14 @@ class Mailbox:
         return received
 
     def drop_before(self, generation: int) -> None:
-        """Close what was sent in older generations and nobody has taken, also if it comes later."""
+        """Close what was sent in older generations and has not been taken, even if it arrives later."""
         self._oldest = generation
         self._receive()
         for token in [token for token, each in self._pending.items() if each.generation < generation]:
             self._drop(token)
 
     def _receive(self) -> None:
-        """Read what has come; of what nobody takes the oldest is closed."""
+        """Read what has arrived; if too much is not taken, the oldest is closed."""
         most = len(Received._fields)
         for _ in range(MAX_PENDING):
             try:
@@ -245,7 +245,7 @@ class Mailbox:
             _close_all(dropped.received)
 
     def close(self) -> None:
-        """Close the socket and what nobody has taken."""
+        """Close the socket and what has not been taken."""
         self._socket.close()
         for token in list(self._pending):
             self._drop(token)

@@ -29,7 +29,7 @@ class RoundSpec:
     """For each rank the complete subtrees that it holds, left to right; together they cover leaves 0..num_leaves-1."""
     num_leaves: int
     partials: Sequence[Sequence[Tensor]]
-    """[bucket][own piece]: flat contiguous tensors, in a bucket of one dtype and length. Used as scratch."""
+    """[bucket][own piece]: flat contiguous tensors, those of a bucket of one dtype and length. Used as scratch."""
     sums: Sequence[Tensor]
     """[bucket]: where the sum over all leaves is written. May be ``partials[bucket][0]`` itself."""
 
@@ -64,7 +64,7 @@ class Abandoned(ResileError):
 
 
 class Repeated(Abandoned):
-    """A round ended without a result on all members alike, and nobody was lost: all repeat it in another way."""
+    """A round ended without a result on all members, and no member was lost: all repeat it in another way."""
 
     def __init__(self, failed: Sequence[int]) -> None:
         super().__init__(failed[0], "its device did not complete the round")

@@ -50,7 +50,7 @@ class Origin(NamedTuple):
     peer: int
     generation: int
     groups: WorkerGroups = ()
-    """Who shares memory at the beginning of this generation."""
+    """The workers that share memory at the beginning of this generation."""
 
 
 class StateTransfer:
@@ -73,7 +73,7 @@ class StateTransfer:
     ) -> None:
         """Send the state of ``generation`` to ``peer``: its description, and the bytes of ``tensors`` in their order.
 
-        ``groups``: who shares memory at the beginning of this generation.
+        ``groups``: the workers that share memory at the beginning of this generation.
 
         Raises Abandoned if the link is missing, breaks or is removed, or when ``obsolete()``, which is checked again
         after each ``LinkPoller.wake``.
@@ -111,10 +111,10 @@ class StateTransfer:
     ) -> Origin:
         """Wait for a state over any link and receive it into the tensors that ``allocate`` makes for its skeleton.
 
-        Frames of rounds that this worker has not begun stay on their
-        links, unless they are of an older generation than ``generation``. When a donor is lost half-way, another may
-        send a state. Raises StateMismatch if the tensors have another size than the state; Abandoned when ``donor``,
-        if it is given, is lost, or when ``obsolete()``, which is checked again after each ``LinkPoller.wake``.
+        Frames of rounds that this worker has not begun stay on their links, unless they are of an older generation than
+        ``generation``. When a donor is lost half-way, another may send a state. Raises StateMismatch if the tensors
+        have another size than the state; Abandoned when ``donor``, if it is given, is lost, or when ``obsolete()``,
+        which is checked again after each ``LinkPoller.wake``.
         """
         poller = self._poller
         writer = HostWriter(STATE_FRAME_BYTES, self._stream_of)
@@ -226,11 +226,11 @@ class _StateReceiver:
     def __init__(self, allocate: Allocate, writer: HostWriter, *, newest: Tag | None, generation: int) -> None:
         self.allocate = allocate
         self.writer = writer
-        """One for all donors, so that what the first one sent is written before what the next one sends."""
+        """One writer for all donors, so that what the first one sent is written before what the next one sends."""
         self.newest = newest
         """The newest round that this worker has begun."""
         self.generation = generation
-        """Frames of older generations are stale."""
+        """The generation of the state, or an older one; frames of generations before it are stale."""
         self._sinks: dict[Link, StateSink] = {}
 
     @property
@@ -243,7 +243,7 @@ class _StateReceiver:
 
     @property
     def donors(self) -> list[Link]:
-        """The link over which a state is coming, if there is one."""
+        """The link over which a state is arriving, if there is one."""
         return [link for link, sink in self._sinks.items() if sink.incoming is not None and not link.closed]
 
     def sink(self, link: Link) -> "StateSink":

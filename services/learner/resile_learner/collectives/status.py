@@ -10,7 +10,7 @@ from typing import NamedTuple
 from .segments import NAME_BYTES, TOKEN_BYTES
 
 _RATE_BITS = 3
-"""Of a rate, that are sent after their number: it is known to one part in eight."""
+"""Leading bits of a rate that its code keeps, besides its number of bits: the rate is known to one part in eight."""
 _STATUS = struct.Struct(f"<8s8s{NAME_BYTES}s{TOKEN_BYTES}s2s8s8s")
 
 
@@ -37,7 +37,7 @@ def find_host() -> Host:
 
 
 def rack_of(location: Sequence[str]) -> bytes:
-    """Return what names a rack in a status, by the values of the labels that say where a host is."""
+    """Return the identifier of a rack in a status, from the values of the labels that say where a host is."""
     return _digest(repr(tuple(location)).encode()) if any(location) else NO_RACK
 
 
@@ -50,22 +50,22 @@ class Status(NamedTuple):
 
     host: Host
     name: bytes
-    """Of its mailbox; zeros while it has none."""
+    """Name of the member's mailbox; zeros while it has none."""
     token: bytes
-    """Of its segment; zeros while it has none, or while it is not known who reads that."""
+    """Token of the member's segment; zeros while it has none, or while non-members may still read it."""
     mapped: frozenset[int]
-    """The ranks whose segments it has mapped, of this or an earlier generation."""
+    """The ranks whose segments the member has mapped, of this or an earlier generation."""
     rate: int = 0
-    """The bytes a second that its links to other hosts of its rack carry; 0 if there are none, or it is not known."""
+    """Bytes per second that its links to other hosts of its rack carry together; 0 if there are none, or if unknown."""
     rack: bytes = NO_RACK
-    """The rack of its host."""
+    """The rack of the member's host."""
     far_rate: int = 0
-    """What its links to other racks carry."""
+    """Bytes per second that its links to other racks carry together; 0 if there are none, or if unknown."""
     digest: bytes = NO_DIGEST
-    """Of the tokens of the segments that it has mapped."""
+    """Digest of the tokens of the segments that the member has mapped."""
 
     def encode(self, num_ranks: int) -> bytes:
-        """As bytes, whose number depends on ``num_ranks`` alone."""
+        """Encode as bytes, whose number depends on ``num_ranks`` alone."""
         mapped = sum(1 << rank for rank in self.mapped).to_bytes(-(-num_ranks // 8), "little")
         rates = bytes(map(_encode_rate, (self.rate, self.far_rate)))
         return _STATUS.pack(*self.host, self.name, self.token, rates, self.rack, self.digest) + mapped
@@ -86,7 +86,7 @@ def decode_status(data: bytes) -> Status:
 
 
 def _encode_rate(rate: int) -> int:
-    """In a byte: the number of bits, and the two after the first."""
+    """Encode in a byte: the number of bits, and the two bits after the first."""
     num_bits = rate.bit_length()
     return min(255, num_bits << 2 | rate >> num_bits - _RATE_BITS & 3) if num_bits > _RATE_BITS else 0
 

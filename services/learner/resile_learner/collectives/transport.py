@@ -8,23 +8,23 @@ from contextlib import suppress
 from typing import NamedTuple, Protocol
 
 _INFO = struct.Struct("=3xB20xI28xI")
-"""Of Linux's ``struct tcp_info``: tcpi_probes, tcpi_unacked, tcpi_last_ack_recv."""
+"""Fields of Linux's ``struct tcp_info``: tcpi_probes, tcpi_unacked, tcpi_last_ack_recv."""
 _TRAFFIC = struct.Struct("=120xQ40xQQ")
-"""Of the same: tcpi_bytes_acked, tcpi_busy_time, tcpi_rwnd_limited."""
+"""Fields of Linux's ``struct tcp_info``: tcpi_bytes_acked, tcpi_busy_time, tcpi_rwnd_limited."""
 _LOST_PROBES = 3
-"""Unanswered probes of a full receiver that mean a broken path: it need not answer each one."""
+"""This many unanswered probes of a full receiver mean a broken path; it need not answer each one."""
 
 
 class Traffic(NamedTuple):
     """What a connection has sent since it was made."""
 
     num_bytes: int = 0
-    """Those that the other side has confirmed."""
+    """Number of bytes that the other side has confirmed."""
     microseconds: int = 0
-    """The time in which some were on their way, and the other side had room for them."""
+    """Time in which bytes were in flight and the other side had room for them."""
 
     def rate_since(self, earlier: "Traffic") -> int:
-        """The bytes a second that the network has carried of what was sent since then; 0 if nothing was."""
+        """Bytes per second that the network has carried since ``earlier``; 0 if nothing was sent."""
         microseconds = self.microseconds - earlier.microseconds
         return (self.num_bytes - earlier.num_bytes) * 1_000_000 // microseconds if microseconds > 0 else 0
 
@@ -46,13 +46,13 @@ class Transport(Protocol):
         """Fill ``buffers`` from the beginning; return how many bytes were received, 0 at the end of the stream."""
 
     def unacknowledged_seconds(self) -> float:
-        """For how long nothing has confirmed what was sent; 0 when nothing is awaited. From any thread."""
+        """Seconds for which nothing has confirmed what was sent; 0 when nothing is awaited. From any thread."""
 
     def traffic(self) -> Traffic:
         """What was sent so far; nothing if the system does not count it."""
 
     def write_eof(self) -> None:
-        """Let the peer see the end of the stream behind what was sent; receiving goes on."""
+        """Show the peer the end of the stream after what was sent; receiving continues."""
 
     def abort(self) -> None:
         """Break the connection on both sides. From any thread; the descriptor stays valid until ``close``."""
@@ -87,7 +87,7 @@ class TcpTransport:
         """See ``Transport``.
 
         The kernel's ``TCP_USER_TIMEOUT`` would also end a connection whose peer confirms everything and reads nothing
-        for a while, as a peer does that still computes.
+        for a while, as a peer that is still computing does.
         """
         try:
             info = self._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)

@@ -58,7 +58,7 @@ def children(node: Interval) -> tuple[Interval, Interval]:
 def folds(num_leaves: int, slots: tuple[Interval, ...]) -> tuple[Fold, ...]:
     """The additions that can be made with the subtrees in ``slots`` (left to right) alone.
 
-    If they cover the tree, these turn them into the root, in slot 0; else into as few complete subtrees as there are.
+    If they cover the tree, these turn them into the root, in slot 0; else into as few complete subtrees as possible.
     """
     program: list[Fold] = []
 

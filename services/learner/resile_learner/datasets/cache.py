@@ -1,7 +1,7 @@
 """The folder in which a host keeps datasets, shared by processes: what is there, who uses it, and what fits into it.
 
-The lock beside the folder of a dataset is held by who uses or fetches it. The lock of the cache is held by who makes
-room: it reserves the bytes of a fetch in its folder, so that fetches at the same time fit together.
+The lock beside the folder of a dataset is held by all that use or fetch it. The lock of the cache is held while a fetch
+makes room: it reserves its bytes in its folder, so that fetches at the same time fit together.
 """
 
 import asyncio
@@ -20,13 +20,13 @@ from resile_shared.messages.message import Count, Message
 from ..preparation import LOCK_SECONDS, PreparationFailed, lock_folder, remove_lock, remove_unused
 
 SPARE_BYTES = 64 << 20
-"""What a fetch leaves free on the disk."""
+"""Bytes that a fetch leaves free on the disk."""
 _COMPLETE = "complete"
 _RESERVED = "reserved"
 
 
 class DataFailed(PreparationFailed):
-    """The data of a job cannot be had here."""
+    """The data of a job cannot be provided here."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +35,12 @@ class CachedDataset:
 
     path: Path
     sha256: str
-    """Of the names and contents of all files."""
+    """Digest of the names and contents of all files."""
     lock: int
 
 
 class Complete(Message):
-    """What is noted of a dataset in the cache once it is whole."""
+    """The record of a dataset in the cache, which is written once the dataset is complete."""
 
     sha256: str
     num_bytes: Count
@@ -48,14 +48,14 @@ class Complete(Message):
 
     @classmethod
     def read(cls, folder: Path) -> "Complete | None":
-        """Read what is noted in a folder; None if there is nothing, or it is damaged."""
+        """Read the record in a folder; None if there is none, or it is damaged."""
         try:
             return cls.model_validate_json((folder / _COMPLETE).read_bytes())
         except (FileNotFoundError, ValueError):
             return None
 
     def write(self, folder: Path) -> None:
-        """Note it, so that it survives a loss of power, with the names of all files."""
+        """Write the record so that it, and the names of all files, survive a loss of power."""
         for name, _, _ in os.walk(folder / "data", topdown=False):
             _sync_folder(name)
         draft = folder / "draft"
@@ -107,9 +107,9 @@ class DatasetCache:
             (own / _RESERVED).write_text(str(num_bytes))
 
     def _contents(self, own: Path) -> tuple[dict[Path, int], int, int]:
-        """Return the sizes of datasets, least recently used first; what fetches reserved, and what of it is to come.
+        """Return the sizes of datasets, least recently used first; the bytes reserved by fetches, and those to come.
 
-        Removes what fetches left that were killed. To be called with the cache locked.
+        Removes what killed fetches left. To be called with the cache locked.
         """
         used: dict[Path, tuple[float, int]] = {}
         reserved = arriving = 0
@@ -125,7 +125,7 @@ class DatasetCache:
         return {folder: used[folder][1] for folder in sorted(used, key=used.__getitem__)}, reserved, arriving
 
     def share(self, lock: int) -> None:
-        """Let others use what was fetched. For a moment it has no lock: nobody makes room then."""
+        """Let others use what was fetched. It has no lock for a moment, so the cache is locked: no fetch makes room."""
         cache = self._lock()
         try:
             fcntl.flock(lock, fcntl.LOCK_SH)
@@ -162,7 +162,7 @@ def cached(folder: Path, complete: Complete, lock: int) -> CachedDataset:
 
 
 def remove(folder: Path) -> None:
-    """Remove a dataset, or what is there of it. Its folder is locked."""
+    """Remove a dataset, even if it is incomplete. Its folder must be locked."""
     (folder / _COMPLETE).unlink(missing_ok=True)
     remove_tree(folder)
 

@@ -44,18 +44,18 @@ _NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 
 @dataclass(eq=False)
 class _Fetch:
-    """What brings a dataset into the cache, for all that wait for it."""
+    """The fetch of a dataset into the cache, for all that wait for it."""
 
     dataset: Dataset
     folder: Path
     waiting: defaultdict[str, list[OnLine]] = field(default_factory=lambda: defaultdict(list))
-    """Who gets the progress, by job."""
+    """The callbacks that get the progress, by job."""
     cancelled: threading.Event = field(default_factory=threading.Event)
-    """Set once nobody waits."""
+    """Set once nobody waits for the fetch."""
     task: "asyncio.Task[CachedDataset]" = field(init=False)
 
     def on_line(self, text: str) -> None:
-        """Tell all jobs that wait."""
+        """Report progress to all waiting jobs."""
         for first, *_ in list(self.waiting.values()):
             first(f"dataset {self.dataset.name}: {text}")
 
@@ -74,13 +74,13 @@ class _Fetch:
                 self.task.add_done_callback(_release)
 
     async def pause(self, seconds: float) -> None:
-        """Raises Cancelled."""
+        """Wait for ``seconds``. Raises Cancelled once nobody waits for the fetch."""
         if await in_thread(self.cancelled.wait, seconds):
             raise Cancelled
 
 
 class Datasets:
-    """The cache below ``folder``, of at most ``max_bytes``; ``storage`` is the URL of the pool's, empty without one."""
+    """The cache below ``folder``, of at most ``max_bytes``; ``storage`` is the URL of the pool's storage, or empty."""
 
     def __init__(self, folder: Path, *, storage: str, max_bytes: int = MAX_BYTES) -> None:
         self._cache = DatasetCache(folder, max_bytes=max_bytes)
@@ -118,7 +118,7 @@ class Datasets:
 
     @property
     def is_local(self) -> bool:
-        """Whether there is no pool: datasets are registered in the home."""
+        """Whether there is no pool: datasets are registered in the home folder of Resile."""
         return not self._storage
 
     async def close(self) -> None:
@@ -222,7 +222,7 @@ async def _lock_incomplete(fetch: _Fetch) -> int | None:
 
 
 def _release(task: "asyncio.Task[CachedDataset]") -> None:
-    """Close what a fetch holds, also one that nobody waits for."""
+    """Close what a fetch holds, even if nobody waits for it."""
     if not task.cancelled() and task.exception() is None:
         os.close(task.result().lock)
 

@@ -1,4 +1,4 @@
-"""What a worker's membership is told, and what it decides."""
+"""The events that a worker's membership handles, and the commands that it returns."""
 
 from dataclasses import dataclass
 
@@ -62,7 +62,7 @@ class StateReceived:
 
 @dataclass(frozen=True)
 class RoundAbandoned:
-    """This member's round was abandoned. It has committed all rounds before ``round``; -1: it has no whole state."""
+    """This member's round was abandoned. It has committed all rounds before ``round``; -1: it has no complete state."""
 
     round: int
 
@@ -151,8 +151,8 @@ class Switch:
 class SyncState:
     """Synchronize the state with the members of ``order``, a recovery, and post how it ended.
 
-    ``round`` is the next round of those that are furthest ahead, -1: nobody has a whole state; ``behind`` are the
-    others, in rank order.
+    ``round`` is the next round of those that are furthest ahead, -1 if no member has the complete state; ``behind`` are
+    the others, in rank order.
     """
 
     order: Order

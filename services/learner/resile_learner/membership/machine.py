@@ -138,7 +138,7 @@ class Membership:
         return []
 
     def _on_heartbeat(self, peer: int, generation: int) -> list[Command]:
-        """Ask one peer at a time; the next heartbeat of another asks that one, should the link to this one be lost."""
+        """Ask one peer at a time; if the link to it is lost, the next heartbeat of another leads to a new request."""
         if self._asked is not None or peer not in self._links or generation <= self._newest_generation:
             return []
         self._asked = peer

@@ -17,7 +17,7 @@ class RecoveryProgress:
 
     def __init__(self) -> None:
         self.round: int | None = None
-        """This member's next round; None while it does not wait."""
+        """This member's next round; None while it does not wait for a recovery."""
         self._received: dict[int, CommittedRound] = {}
         self._rounds: CommittedRounds | None = None
         self._sent: set[tuple[int, int]] = set()  # peer, generation
@@ -33,7 +33,7 @@ class RecoveryProgress:
             self._rounds = message
 
     def forget(self, peer: int) -> None:
-        """The link to ``peer`` is lost: once it is up again, this member sends again what it had sent."""
+        """The link to ``peer`` is lost: once it is up again, this member sends everything again."""
         self._sent = {item for item in self._sent if item[0] != peer}
 
     def send(self, order: Order, worker: int, links: set[int]) -> list[SendToPeer]:
@@ -49,7 +49,7 @@ class RecoveryProgress:
         return self._send_once(order.workers[1:], links, self._rounds)
 
     def _collect(self, order: Order) -> None:
-        """As the first rank of ``order``: note the rounds of all once they are there, and stay with them."""
+        """As the first rank of ``order``: record the rounds of all members once they are known, and keep to them."""
         if self.round is None or (self._rounds and self._rounds.generation >= order.generation):
             return
         self._received = {

@@ -13,26 +13,26 @@ class MembershipView:
     worker: int
     role: Role = Role.NEW
     current: Order | None = None
-    """The order of the generation that it is, or was until it left, a member of."""
+    """The order of the generation that this worker is a member of, or was until it left."""
     first_order: Order | None = None
-    """Before it is a member: the oldest known order that names it."""
+    """Before this worker is a member: the oldest known order that names it."""
     recovery_order: Order | None = None
     """The newest recovery order, as long as its generation is not active."""
     newest: int = 0
-    """The newest generation of which it has the order; 0: it has none."""
+    """The newest generation whose order this worker has; 0: it has none."""
     can_sync_state: bool = False
     """Whether all members of ``recovery_order`` are linked, and their rounds are known."""
     is_recovery_linked: bool = False
     """Whether all members of ``recovery_order`` are linked."""
     formed: tuple[Order, ...] = ()
-    """The newer generations that it has formed."""
+    """The orders of the newer generations that this worker has formed."""
     ready_for: tuple[Order, ...] = ()
-    """Before it is a member: the generations whose members it has told that it is ready."""
+    """Before this worker is a member: the orders of the generations that it is ready for."""
     is_pause_requested: bool = False
 
     @property
     def connected(self) -> dict[int, tuple[int, ...]]:
-        """The members of each generation, by its number, that it is or may become a member of, linked to all others."""
+        """The workers of each generation that this one is or may become a member of, linked to all; by generation."""
         recovery = (self.recovery_order,) if self.recovery_order and self.is_recovery_linked else ()
         current = (self.current,) if self.current else ()
         orders = (*current, *self.formed, *self.ready_for, *recovery)

@@ -50,7 +50,7 @@ ENVIRONMENT = {
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # an import that asks whether there is a GPU must not open it before the fork
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",  # torch reads it once, at the first matrix product
 }
-"""What every worker has in its environment."""
+"""Variables that every worker has in its environment."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class ForkServerSettings:
     entry: str | None = None
     preload: Sequence[str] | None = None
     storage: Path | None = None
-    """The folder that workers store objects in, if it is one: half-written objects are removed from it at the end."""
+    """The storage, if it is a folder: half-written objects are removed from it at the end."""
     inherit: Sequence[int] = ()
-    """Descriptors that the fork server, but no worker, keeps open for its life."""
+    """Descriptors that the fork server keeps open for its whole life, and that workers close."""
     environment: Mapping[str, str] | None = None
-    """What the fork server and its workers inherit; None: this process's own environment."""
+    """Environment that the fork server and its workers inherit; None: this process's own environment."""
     python: str = sys.executable
-    """The interpreter, and with it the packages."""
+    """The Python interpreter, and with it the installed packages."""
 
     def command(self, descriptor: int) -> list[str]:
         """Return the command line of a fork server whose end of the socket is ``descriptor``."""
@@ -92,10 +92,10 @@ class ForkServerClient:
         self._templates: dict[int, OnTemplate] = {}
         self._numbers = itertools.count()
         self._num_connecting = 0
-        """Number of workers that are requested, and not among ``_workers`` yet."""
+        """Number of workers that are requested and not in ``_workers`` yet."""
         self._loaded: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._fault = WorkerExit(kind="abandoned")
-        """How workers end when the fork server has ended."""
+        """The exit of all workers when the fork server has ended."""
         self._kills = OutOfMemoryKills()
         self._open = True
         self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -161,7 +161,7 @@ class ForkServerClient:
     async def describe_devices(self, env: Mapping[str, str]) -> bytes:
         """Return what `resile_learner.devices` prints in a child of the fork server with ``env``.
 
-        Empty: the fork server has ended, or cannot fork. Raises ResileError if it cannot be loaded.
+        Empty if the fork server has ended, or cannot fork. Raises ResileError if it cannot be loaded.
         """
         await self.loaded()
         ours, theirs = socket.socketpair()
@@ -209,7 +209,7 @@ class ForkServerClient:
         await asyncio.shield(self._ended)
 
     def _on_end(self) -> None:
-        """The process has ended: what it has sent before says why, and how its workers ended."""
+        """The process has ended: the messages that it sent before say why, and how its workers ended."""
         asyncio.get_running_loop().remove_reader(self._process_descriptor)
         os.close(self._process_descriptor)
         self._process.wait()

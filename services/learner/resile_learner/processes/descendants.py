@@ -18,14 +18,14 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
 EXEC_SECONDS = 0.2
-"""A process that has no command for longer has removed it."""
+"""A process that has no command for longer than this many seconds has removed it."""
 JANITOR_SECONDS = 5.0
 MAX_KILL_SECONDS = 5.0
 _JANITORS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 
 
 def die_with_parent(parent: int) -> None:
-    """Have this process killed when ``parent`` ends, precisely: when its thread that started this process ends.
+    """Have this process killed when ``parent`` ends, more precisely: when the thread that started this process ends.
 
     Exits now if the parent has ended already.
     """
@@ -64,7 +64,7 @@ class Process:
     def is_janitor(self) -> bool:
         """Whether it is a helper of multiprocessing or torch that removes shared memory once all its users ended.
 
-        A process has no command for a moment while `exec` makes it another program: it is waited for.
+        A process has no command for a moment while `exec` makes it another program: this waits until it has one.
         """
         deadline = time.monotonic() + EXEC_SECONDS
         while not (command := _command(self.pid)) and _is_alive(self.pid) and time.monotonic() < deadline:

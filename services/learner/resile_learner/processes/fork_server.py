@@ -90,7 +90,7 @@ class ForkServer:
         self._inherited = [scratch.lock, *inherited]
         self._pid = os.getpid()
         self._workers: dict[int, int] = {}
-        """Process ids of the workers, and the numbers that the client gave them."""
+        """The client's number of each worker, by process id."""
         self._describers: set[int] = set()
         """Process ids of children that describe the devices of this machine."""
         self._wakeup, self._wakeup_writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -130,11 +130,11 @@ class ForkServer:
 
     @property
     def _kept(self) -> set[int]:
-        """The children that are no strays, besides those of templates."""
+        """The children that are not strays, besides those of templates."""
         return {*self._workers, *self._scratch.removers, *self._describers}
 
     def _poll_templates(self, readable: set[int]) -> None:
-        """Report what templates did, and fork without a template what they could not."""
+        """Report what templates did, and fork without a template the workers that they could not fork."""
         for outcome in self._templates.poll(readable):
             match outcome:
                 case Forked(process, pid):

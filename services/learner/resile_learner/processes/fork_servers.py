@@ -12,7 +12,7 @@ from ..environments import in_use
 from .client import ForkServerClient, ForkServerSettings
 
 KEEP_IDLE = 3
-"""Fork servers of environments without workers and templates that are kept, so that the next job there starts warm."""
+"""At most this many fork servers without workers and templates are kept, so that the next job there starts warm."""
 
 
 class ForkServersClosed(ResileError):
@@ -25,7 +25,7 @@ class ForkServersClosed(ResileError):
 class ForkServers:
     """Has ``own``, the fork server of the pool's own environment, and starts the others with ``settings`` like it.
 
-    The output of those goes to files in ``logs``. Always `close` it; ``own`` is closed by whoever started it.
+    Their output goes to files in ``logs``. Always `close` it; that does not close ``own``.
     """
 
     def __init__(self, own: ForkServerClient, settings: ForkServerSettings, *, logs: Path) -> None:

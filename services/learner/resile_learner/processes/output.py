@@ -17,7 +17,7 @@ _NAME = re.compile(r"worker-([0-9]+)\.log")
 class Lines(asyncio.Protocol):
     """Reads one pipe and delivers its lines: decoded, without the newline, cut at `MAX_LINE_BYTES`.
 
-    Of a line that is redrawn with carriage returns, as progress bars do, only the last drawing is delivered.
+    If a line is redrawn with carriage returns, as progress bars are, only the last drawing is delivered.
     """
 
     def __init__(self, deliver: Callable[[str], None]) -> None:

@@ -1,4 +1,4 @@
-"""The protocol between a fork server and its client: one JSON object a packet, over a SOCK_SEQPACKET pair.
+"""The protocol between a fork server and its client: one JSON object per packet, over a SOCK_SEQPACKET pair.
 
 Workers of several jobs may have the same id, so the client numbers the processes that it requests.
 A fork request carries four file descriptors, in the order of `FORK_DESCRIPTORS`. The configuration travels as a memory

@@ -32,7 +32,7 @@ class WorkerObserver(Protocol):
         """Handle a line that a worker printed."""
 
     def on_log_error(self, job: str, worker: int, error: OSError) -> None:
-        """Handle that no more lines of a worker can be kept in its log. Its `on_line` calls go on."""
+        """Handle that no more lines of a worker can be kept in its log. Its `on_line` calls continue."""
 
     async def on_exit(self, job: str, worker: int, exit_: WorkerExit) -> None:
         """Handle the end of a worker, or that it could not be started. Called last, exactly once for each start."""
@@ -57,7 +57,7 @@ class WorkerRunner:
         self._runs: dict[Key, _Run] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self.fault: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Never has a result; raises the first error that is not the end of a worker but a bug."""
+        """A future that never has a result; it raises the first error that is not the end of a worker but a bug."""
 
     @property
     def workers(self) -> set[Key]:
@@ -148,7 +148,7 @@ class WorkerRunner:
 
 
 def _not_started(run: _Run, error: BaseException) -> WorkerExit:
-    """The exit of a worker whose preparation failed. No job can end its host, so this is also that of a bug."""
+    """The exit of a worker whose preparation failed. No job may end its host, so this also covers unexpected errors."""
     if isinstance(error, PreparationFailed) and not error.is_hosts_fault:
         return WorkerExit(kind="failed", message=_line(error))
     if isinstance(error, ResileError | OSError):

@@ -1,7 +1,7 @@
 """A folder for temporary files that is removed with the process that made it, however that ends.
 
-Each worker has a folder of its own in it, which a child process removes when the worker has ended: there may be much in
-it, and the fork server has other workers to care for.
+Each worker has a folder of its own in it, which a child process removes when the worker has ended: that may take long,
+and the fork server has other workers to serve.
 """
 
 import fcntl
@@ -42,13 +42,13 @@ class Scratch:
         tempfile.tempdir = None
         os.environ.setdefault(_KERNELS, str(self.path / "torchinductor"))  # workers share what torch.compile compiles
         self.removers: set[int] = set()
-        """The child processes that remove folders."""
+        """Process ids of the child processes that remove folders."""
         self._numbers = count()
 
     def in_own_folder(self, entry: Entry) -> Entry:
         """Return an entry function that does the same in a worker with a folder of its own for temporary files.
 
-        A job that sets TMPDIR keeps it. On a full disk the worker uses the folder of all.
+        A job that sets TMPDIR keeps it. On a full disk the worker uses the shared folder.
         """
 
         def main(config: WorkerConfig, agent: socket.socket) -> int:

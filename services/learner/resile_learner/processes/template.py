@@ -7,7 +7,7 @@ the random generators are where a worker's would be. Anything else is a refusal,
 from the fork server as before.
 
 A worker is forked twice, so that it is a child of the fork server and lives on when the template ends. It waits, in
-the template's session, until the fork server has it in its books; a newborn that is never answered ends by itself.
+the template's session, until the fork server has recorded it; a new worker that gets no answer ends by itself.
 """
 
 import gc
@@ -33,14 +33,14 @@ from .protocol import FORK_DESCRIPTORS, TemplateContent, TemplateExited, Templat
 from .script_head import head_imports
 
 MAX_BYTES = 1 << 30
-"""Memory of one template that it shares with nobody."""
+"""Maximum bytes of memory that a template shares with no other process."""
 SLICE_SECONDS, PAUSE_SECONDS = 0.01, 0.04
-"""Beside training a template computes for so long at a time, and then rests."""
+"""Beside training, a template computes for the first of these times, then rests for the second, in seconds."""
 ADOPTION_SECONDS = 10.0
 GO = b"go"
 MAX_REASON = 500
 RandomState = tuple[Any, ...]
-"""Of python's generator."""
+"""State of Python's random generator."""
 _HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random", "/dev/zero")
 
 
@@ -199,7 +199,7 @@ class _Surroundings:
 
 
 def _open_files() -> dict[int, str]:
-    """What each open descriptor is, but for devices without state."""
+    """What each open descriptor is, except for devices without state."""
     found = {}
     for name in os.listdir("/proc/self/fd"):
         try:

@@ -2,8 +2,8 @@
 
 A template is the user's code in the end: it may die, hang or be stopped at any moment. So the fork server never waits
 for it. A worker that it asks for has to report to the fork server, over a socket of its own, and gets its answer there;
-if the template ends first, or does nothing for `FORK_SECONDS`, it is killed, with all it has started, and what the fork
-server has not got is handed back, to be forked without a template.
+if the template ends first, or does nothing for `FORK_SECONDS`, it is killed, with all it has started, and the workers
+that have not reported are handed back, to be forked without a template.
 """
 
 import os
@@ -20,7 +20,7 @@ from .protocol import MAX_PACKET_BYTES, TemplateContent, TemplateExited, Templat
 from .template import GO, run_template
 
 FORK_SECONDS = 3.0
-"""A template that has been asked for a worker and does nothing for so long is given up."""
+"""A template that has been asked for a worker and does nothing for this many seconds is killed."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class _Template:
     control: socket.socket
     is_ready: bool = False
     heard: float = 0.0
-    """When it last did something."""
+    """When the template last did something, on the monotonic clock."""
     workers: list[NewWorker] = field(default_factory=list)
 
 
@@ -68,13 +68,13 @@ Outcome = Forked | NotForked | TemplateLoaded | TemplateExited
 
 
 class TemplateForks:
-    """The templates of this process, which is a fork server. `poll` says what has become of what was asked."""
+    """The templates of this process, which is a fork server. `poll` yields the outcomes of all requests."""
 
     def __init__(self, poller: "select.poll") -> None:
         self._poller = poller
         self._templates: dict[int, _Template] = {}
         self._released: set[int] = set()
-        """Process ids of the workers that may run: one may still be in its template's session."""
+        """Process ids of the workers that were released to run; one may still be in its template's session."""
         self._outcomes: list[Outcome] = []
 
     def prepare(self, number: int, content: TemplateContent, entry: Entry, *, close: Callable[[], None]) -> None:
@@ -102,7 +102,7 @@ class TemplateForks:
         self._templates[number] = _Template(pid, ours)
 
     def end(self, request: TemplateKillRequest) -> None:
-        """Kill a template; what it was asked for is handed back."""
+        """Kill a template; the workers that it was asked for are handed back."""
         self._end(request.template, "it was ended", is_told=False)
 
     def fork(self, number: int, process: int, descriptors: list[int]) -> None:
@@ -200,7 +200,7 @@ class TemplateForks:
         return True
 
     def _read_worker(self, number: int, template: _Template, worker: NewWorker) -> None:
-        """Read the process id of a new worker, and let it go."""
+        """Read the process id of a new worker, and let it run."""
         packet = worker.ready.recv(16)
         template.heard = time.monotonic()
         template.workers.remove(worker)

@@ -71,7 +71,7 @@ _EXPLAINED = {
     ),
 }
 PART = "state."
-"""How the name of a fact begins that is a part of the script's own state."""
+"""Prefix of the names of facts about parts of the script's own state."""
 _OF_PART = (
     '{has} another "{name}" (a part of state={{...}}) than {others} at the same iteration',
     "Change it by what is equal on all workers, such as loader.loss, iteration.loss or the score of a whole "

@@ -45,14 +45,14 @@ class TensorSpec:
     """One tensor of a skeleton, as its bytes lie in memory and in the stream."""
 
     path: str
-    """Keys from the root, joined by "/": ``model/conv1.weight``. That of its first use, when it is used twice."""
+    """Keys from the root, joined by "/", of the first use if there are several: ``model/conv1.weight``."""
     dtype: torch.dtype
     shape: tuple[int, ...]
     num_bytes: int
     dims: tuple[int, ...] = ()
-    """Which dimension of the tree's tensor each of ``shape`` is. () when in order; (0, 2, 3, 1) for channels_last."""
+    """The dimension of the tree's tensor for each in ``shape``: () when in order, (0, 2, 3, 1) for channels_last."""
     strides: tuple[int, ...] = ()
-    """Those of the tree's tensor where ``dims`` do not say them: a dimension of one element has any stride."""
+    """Strides of the tree's tensor, if ``dims`` do not imply them: a dimension of one element may have any stride."""
 
 
 Allocate = Callable[[bytes], Sequence[Tensor]]
@@ -65,7 +65,7 @@ class FlatState:
 
     skeleton: bytes
     tensors: list[Tensor]
-    """Dense and contiguous, on whatever device they live."""
+    """Dense and contiguous tensors, on any device."""
 
 
 def flatten(tree: Any) -> FlatState:
@@ -111,7 +111,7 @@ def allocate(skeleton: bytes, targets: Mapping[str, Tensor] | None = None) -> li
 
 
 def is_equal(one: bytes, other: bytes, *, ignoring: str) -> bool:
-    """Whether two skeletons are the same, but for what their trees, which are dicts, have under the key ``ignoring``.
+    """Whether two skeletons are the same, except for what their trees (dicts) have under the key ``ignoring``.
 
     False for one that is malformed.
     """

@@ -25,7 +25,7 @@ class ModuleTree:
         return self._named
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return the parameters of all modules: one that several modules share for each of them."""
+        """Return the parameters of all modules; one that several modules share is returned for each of them."""
         present = [parameter for _, module in self.named() for parameter in module._parameters.values()]
         return [parameter for parameter in present if parameter is not None]
 

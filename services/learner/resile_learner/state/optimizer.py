@@ -30,7 +30,7 @@ class OptimizerState:
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned: dtypes, strides, and devices as far as they are a parameter's or not.
+        """Restore what `state_dict` returned: dtypes, strides, and whether a tensor is on its parameter's device.
 
         Groups stay the objects that they are, and so do tensors among their options: a script may hold them.
         """

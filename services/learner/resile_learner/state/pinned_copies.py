@@ -27,13 +27,13 @@ class CopyStream(Protocol):
         """Return a buffer."""
 
     def copy(self, targets: Sequence[Tensor], sources: Sequence[Tensor]) -> Copied | None:
-        """Start to copy, in the order of all calls; None: it is done."""
+        """Start to copy, in the order of all calls; None if it is done already."""
 
 
 StreamOf = Callable[[torch.device], CopyStream | None]
 """Makes the stream for a device; None for the host, whose tensors are used as they are."""
 _Staged = dict[CopyStream, tuple[list[Tensor], list[Tensor]]]
-"""For each stream tensors on its device, and memory of a buffer for each of them."""
+"""For each stream: tensors on its device, and memory of a buffer for each of them."""
 
 
 def side_stream(device: torch.device) -> CopyStream | None:

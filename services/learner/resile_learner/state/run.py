@@ -13,7 +13,7 @@ from .memory import in_memory_order, is_expanded
 from .modules import ModuleTree
 
 _MAY_DIFFER = "may_differ"
-"""What the state has beside "extras" for parts and extras whose values may be one member's own."""
+"""Key in the state, beside "extras", of the parts and extras whose values may differ between members."""
 
 
 class Stateful(Protocol):
@@ -31,16 +31,16 @@ class TrainingProgress:
     """How far a run has come."""
 
     iteration: int = 0
-    """Committed training iterations."""
+    """Number of committed training iterations."""
     round: int = 0
-    """The next round."""
+    """Number of the next round."""
     iterations_total: int = 0
     epoch: int = 0
-    """That of the next iteration."""
+    """The epoch of the next iteration."""
     sample: int = 0
-    """How many samples of it come before the next iteration."""
+    """Number of samples of the epoch that come before the next iteration."""
     turn: int = 0
-    """Where several optimizers take turns with each batch: that of the next iteration."""
+    """Where several optimizers take turns with each batch: the turn of the next iteration."""
     pausing: bool = False
     """Whether training stops after the last committed iteration until the job is resumed."""
     loss: float | None = None
@@ -58,7 +58,7 @@ class RunState:
 
     It consists of the progress, the facts that all members agreed on, parameters and buffers, what modules keep beside
     them, the ``parts`` by name (optimizer, ledger, a validation in progress), and the user's ``extras``. All members
-    have the same, but for plain values of those that may differ (see `may_differ`). ``after_load`` is called when a
+    have the same, except for plain values of those that may differ (see `may_differ`). ``after_load`` is called when a
     state was loaded.
     """
 
@@ -76,7 +76,7 @@ class RunState:
         self._after_load = after_load
         self._modules = ModuleTree(model)
         self._modes = _modes(self._modules)
-        """Those of the modules in training: after an epoch, one worker alone may validate."""
+        """The modes of the modules while they train: after an epoch, one worker alone may validate."""
         self.progress = TrainingProgress()
         self.facts: Facts = {}
         self._received: tuple[bytes, list[Tensor]] | None = None
@@ -95,7 +95,7 @@ class RunState:
         return flatten(tree)
 
     def note_modes(self) -> None:
-        """Modules have the modes in which they compute gradients, alike on all workers."""
+        """Note the modes of the modules: they are now those in which they compute gradients, alike on all workers."""
         self._modes = _modes(self._modules)
 
     def allocate_buffers(self, skeleton: bytes, *, on_host: bool = False, keeps_state: bool = False) -> list[Tensor]:
@@ -180,13 +180,13 @@ class RunState:
 def may_differ(part: Stateful) -> bool:
     """Whether plain values of ``part`` may be those of one worker, such as times of callbacks.
 
-    It is a part of Resile's own whose class has ``may_differ``.
+    True only for parts of Resile's own whose class has ``may_differ``.
     """
     return getattr(type(part), "may_differ", False)
 
 
 def is_same_state(one: bytes, other: bytes) -> bool:
-    """Whether two skeletons are of the same state of a run, but for what may differ between its members."""
+    """Whether two skeletons are of the same state of a run, except for what may differ between its members."""
     return is_equal(one, other, ignoring=_MAY_DIFFER)
 
 

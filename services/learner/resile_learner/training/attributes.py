@@ -12,29 +12,29 @@ from torch import nn
 
 _ABSENT = object()
 _OTHER = object()
-"""In place of a value that is not plain, so that no tensor is kept alive."""
+"""Stands for a value that is not plain, so that no tensor is kept alive."""
 _PLAIN: frozenset[type] = frozenset({int, float, bool, type(None)})
 _CONTAINERS = (list, dict, set, deque)
 _COMPARED_ITEMS = 64
-"""So many items of a container are compared."""
+"""At most this many items of a container are compared."""
 _OF_MODULES = frozenset({"training"})
-"""Attributes with a place of their own in the state."""
+"""Attributes of modules that have a place of their own in the state."""
 _OF_OPTIMIZERS = frozenset({"defaults", "state", "param_groups"})
-"""The same of optimizers."""
+"""Attributes of optimizers that have a place of their own in the state."""
 
 
 class ScriptAttributes:
     """The attributes that change between the shards of one iteration and those of the next.
 
-    There a script changes them, as by ``model.temperature *= 0.9``, and an optimizer in its step. What has ever changed
-    while shards were computed stays the worker's own, because a forward pass keeps there what only makes it faster: the
-    size of a mask without the mask would mislead another worker. So do attributes whose names begin with an underscore,
-    flags of optimizers (which say what was done on this worker), and values that are not numbers, strings, None or
-    tuples of these. Of the latter, lists, dicts and sets that the script changes are named in `warnings`.
+    A script changes them there, as in ``model.temperature *= 0.9``, and so does the step of an optimizer. What has ever
+    changed while shards were computed stays local to the worker, because a forward pass keeps caches there: the size of
+    a mask without the mask would mislead another worker. Also local are attributes whose names begin with an
+    underscore, flags of optimizers (which say what was done on this worker), and values that are not numbers, strings,
+    None or tuples of these. `warnings` names the lists, dicts and sets among these values that the script changes.
     """
 
     may_differ = True
-    """An attribute may be that of one worker, such as a time."""
+    """Whether workers may have different values: an attribute may belong to one worker, such as a time."""
 
     def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer]) -> None:
         modules = {f"model.{path}": _Owner(vars(module)) for path, module in model.named_modules()}
@@ -42,14 +42,14 @@ class ScriptAttributes:
         self._owners = modules | steppers
         self._glance = _Glance(list(self._owners.values()))
         self._is_open: bool | None = None
-        """None before the first iteration: all workers run the script up to there."""
+        """Whether changes count as the script's; None before the first iteration, which all workers begin alike."""
         self._may_warn = False
-        """Whether something has changed since `warnings` looked."""
+        """Whether something has changed since the last call of `warnings`."""
         self._is_initial = True
-        """Whether this worker has begun with the script's own attributes; then it may warn of them."""
+        """Whether this worker has begun with the script's own attributes, so that it may warn about them."""
 
     def begin(self) -> None:
-        """The script gets its first iteration: what it did before, all workers do."""
+        """The script gets its first iteration: all workers do what it did before."""
         if self._is_open is None:
             self.open()
 
@@ -100,7 +100,7 @@ class ScriptAttributes:
             owner.mark()
 
     def changed_since_mark(self) -> dict[str, Any]:
-        """Return what `state_dict` does, with the values at the last mark, and the names that were not there."""
+        """Return what `state_dict` does, with the values at the last mark, and the names that did not exist then."""
         self._look()
         return {name: owner.marked() for name, owner in self._owners.items() if owner.changed()}
 
@@ -121,7 +121,7 @@ class ScriptAttributes:
 
 
 class _Glance:
-    """Tells at a glance, for all owners at once, that nothing has changed: most often nothing has."""
+    """Detects quickly, for all owners at once, that nothing has changed, which is the usual case."""
 
     def __init__(self, owners: Sequence["_Owner"]) -> None:
         self._owners = owners
@@ -130,7 +130,7 @@ class _Glance:
         self._seen: list[Any] = []
 
     def may_have_changed(self) -> bool:
-        """Whether an attribute has come, gone or got another value since `remember`, or may have."""
+        """Whether an attribute may have been added, removed or changed since `remember`."""
         if self._sizes is None or self._sizes != [len(owner.attributes) for owner in self._owners]:
             return True
         now = [
@@ -191,7 +191,7 @@ class _Owner:
         return {name: value for name, value in values.items() if _is_stored(value)}
 
     def new_containers(self) -> list[tuple[str, str]]:
-        """The names and kinds of those that the script has changed, as far as they were not returned before."""
+        """The names and kinds of the containers that the script has changed and that were not returned before."""
         seen = dict(zip(self.names, self.seen, strict=True))
         names = [name for name in sorted(self._changed - self._own) if isinstance(seen.get(name), _Contents)]
         new = [name for name in names if name not in self._named]
@@ -241,7 +241,7 @@ class _Owner:
 
 
 class _Contents(tuple[Any, ...]):
-    """In place of a container: what of its items can be compared, without keeping objects alive."""
+    """Stands for a container: what can be compared of its items, without keeping objects alive."""
 
     __slots__ = ()
 

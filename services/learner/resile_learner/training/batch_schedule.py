@@ -1,7 +1,7 @@
 """The global batch of each iteration of a run, where it may change.
 
-An order says the batch of its generation, so all members of a round agree on it. What is kept are the batches of
-committed iterations alone: members whose round was abandoned may have different orders in mind.
+An order contains the batch of its generation, so all members of a round agree on it. Only the batches of committed
+iterations are kept: members whose round was abandoned may have received different orders.
 """
 
 from bisect import bisect
@@ -16,16 +16,16 @@ from .data.batches import BatchPlan, Position
 
 
 def declared_range(batch_range: tuple[int, int], *, num_shards: int) -> BatchRange:
-    """Return what the scheduler is told: a batch that has fewer samples than shards gives two to each worker."""
+    """Return the range to report to the scheduler; if ``num_shards`` exceeds the least, a slot needs two samples."""
     least, most = batch_range
     return BatchRange(least=least, most=most, least_per_slot=1 if num_shards <= least else min(2, least))
 
 
 class BatchSchedule:
-    """From which iteration on a run has trained with which batch: ``steps``, at most `MAX_BATCH_STEPS`.
+    """The batches of a run, each with the iteration that first had it: ``steps``, at most `MAX_BATCH_STEPS`.
 
     ``batch_range`` is what the training call declares; without it the batch is always ``batch_size``. ``replayed`` is
-    the schedule of another run: it decides alone. Raises UsageError if this run cannot have those batches.
+    the schedule of another run, which then decides alone. Raises UsageError if this run cannot have those batches.
     """
 
     def __init__(

@@ -5,10 +5,10 @@ buffer are weighted and summed in the same tree as the gradients; any other buff
 leaves in it. A buffer that a script replaced by one of another shape or dtype is a cache, which each worker fills for
 itself: it is left alone.
 
-Running statistics change in every shard, and a device is not waited for to find that out: they travel in buckets, as
-gradients do. What changes in other buffers, which is rarely anything, travels in the headers.
+Running statistics change in every shard, and no worker waits for a device to find that out: they travel in buckets, as
+gradients do. Changes to other buffers, which are rare, travel in the headers.
 
-PyTorch counts the writes to a tensor, but for those through ``.data`` or numpy. Buffers are therefore compared by value
+PyTorch counts the writes to a tensor, except those through ``.data`` or numpy. Buffers are therefore compared by value
 at some iterations, and in the first one in which this worker computes a shard: one that such a write has changed is
 compared after every shard from then on.
 """
@@ -42,7 +42,7 @@ class Buffers:
         self._base = self._slots.new_slot()
         """The committed running statistics."""
         self._left = self._slots.new_slot()
-        """Those that a shard leaves."""
+        """The running statistics that a shard leaves."""
         for index, view in zip(self._statistics, self._base.views, strict=True):
             self._committed[index] = view.copy_(self._committed[index])
         self._digest = RollingDigest(self._committed)
@@ -50,9 +50,9 @@ class Buffers:
         self._has_collected = False
         """Whether this worker has computed a shard."""
         self._uncounted: set[int] = set()
-        """Those that the script writes in a way that PyTorch does not count."""
+        """The buffers that the script writes in a way that PyTorch does not count."""
         self._is_shard_open = False
-        """Whether running statistics may be those of a shard."""
+        """Whether the model may have the running statistics of a shard, not the committed ones."""
 
     def _now(self, index: int) -> Tensor:
         module, key = self._places[index]
@@ -80,7 +80,7 @@ class Buffers:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Before a shard: restore the committed values, also of what was changed after `collect`.
+        """Before a shard: restore the committed values, also where they were changed after `collect`.
 
         Raises UsageError when a buffer is found to have changed before.
         """
@@ -99,10 +99,10 @@ class Buffers:
 
     @torch.no_grad()
     def collect(self, *, weight: float, first: bool, step: LeafStep | None) -> Deltas:
-        """After a shard: fold its weighted changes to running statistics by ``step``; None: they count for nothing.
+        """After a shard: fold its weighted changes to running statistics by ``step``; None: they do not count.
 
-        Returns its weighted changes to other buffers, and of the ``first`` shard the values of those that are no
-        floating-point ones.
+        Returns its weighted changes to other buffers and, for the ``first`` shard, the values of those that are not
+        floating-point.
         """
         self._is_shard_open = self._has_collected = True
         self._uncounted.update(self._changed_uncounted())
@@ -132,7 +132,7 @@ class Buffers:
         return may_have_changed and not _are_same(now, committed)
 
     def _changed_uncounted(self) -> list[int]:
-        """The buffers that, it turns out in an iteration that compares values, the script has written uncounted."""
+        """The buffers that the script has written uncounted, as far as this iteration compares values."""
         if not self._compares_values:
             return []
         unchanged = (index for index in self._others if not self._is_cache(index) and not self._has_changed(index))
@@ -177,7 +177,7 @@ class Buffers:
         self._note_versions(set(deltas))
 
     def _check_finite(self, index: int, delta: Tensor) -> None:
-        """Raises UsageError when the sum of changes to a buffer is none because it begins at infinity."""
+        """Raises UsageError when the sum of changes to a buffer is not finite because the buffer begins at infinity."""
         committed = self._committed[index]
         if bool((committed.isinf() & ~delta.isfinite()).any()):
             raise UsageError(
@@ -194,7 +194,7 @@ class Buffers:
         self._forget_shard()
 
     def begin_iteration(self, *, compares_values: bool) -> None:
-        """Before its first shard."""
+        """Begin an iteration, before its first shard."""
         self._compares_values = compares_values or not self._has_collected
         self.adopt_changed()
 
@@ -215,7 +215,7 @@ class Buffers:
 
     @torch.no_grad()
     def reset(self, committed: list[Tensor]) -> None:
-        """Take back what was committed since `committed` returned these."""
+        """Undo what was committed since `committed` returned these values."""
         for index, value in enumerate(committed):
             self._committed[index].copy_(value)
             self._write(index)
@@ -250,7 +250,7 @@ def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def _weighted_changes(now: Tensor, committed: Tensor, weight: float) -> Tensor:
-    """Negative zeros where nothing has changed: adding them leaves any value as it is, also infinity and -0.0."""
+    """Negative zeros where nothing has changed: adding them leaves any value as it is, even infinity and -0.0."""
     return (now - committed).mul_(weight).masked_fill_(now == committed, -0.0)
 
 
@@ -259,7 +259,7 @@ def _is_summable(buffer: Tensor) -> bool:
 
 
 def _are_same(left: Tensor, right: Tensor) -> bool:
-    """Whether two buffers of one shape and dtype have equal values, or none (NaN), everywhere."""
+    """Whether two buffers of one shape and dtype have equal values, or NaN in both, everywhere."""
     if left.is_floating_point() and left.element_size() == 1:
         left, right = left.view(torch.uint8), right.view(torch.uint8)
     return torch.equal(left, right) or bool(((left == right) | ((left != left) & (right != right))).all())

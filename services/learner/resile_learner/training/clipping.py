@@ -11,7 +11,7 @@ from torch.nn.utils import clip_grad
 def clipping_without_gradients() -> Iterator[None]:
     """In this context ``clip_grad_value_`` does nothing if no parameter has a gradient, as ``clip_grad_norm_`` does.
 
-    The function by which it groups gradients refuses an empty list. That one is replaced, because scripts may have
+    The function by which it groups gradients refuses an empty list. That function is replaced, because scripts may have
     imported ``clip_grad_value_`` itself by name.
     """
     module: Any = clip_grad

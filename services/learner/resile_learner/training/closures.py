@@ -1,4 +1,4 @@
-"""Steps of an optimizer that evaluate a closure, as those of LBFGS: each evaluation is a round, and all are one commit.
+"""Optimizer steps that evaluate a closure, as in LBFGS: each evaluation is a round, all are committed together.
 
 What an optimizer decides between two evaluations (a line search, say) follows from the loss and the gradients of the
 global batch, which are the same bits on all workers. If a member is lost, the step is undone as a whole.
@@ -24,7 +24,7 @@ from .watch.optimizer_watch import OptimizerWatch
 Closure = Callable[[], Any]
 Step = Callable[[Closure], Any]
 GATED = "_resile_gated"
-"""Marks a step that `prepare` has replaced."""
+"""The attribute that marks a step which `prepare` has replaced."""
 
 
 class StepBackup:
@@ -41,7 +41,7 @@ class StepBackup:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Undo what was changed since."""
+        """Undo what has changed since the backup was made."""
         for parameter, value in zip(self._parameters, self._values, strict=True):
             parameter.copy_(value)
         self._state.load_state_dict(self._saved)
@@ -69,9 +69,9 @@ class ClosureSteps:
                 self._accept_closures(each)
 
     def begin(self, optimizer: torch.optim.Optimizer) -> StepBackup:
-        """A step with a closure begins in the open iteration. To be undone, if a member is lost, with what it returns.
+        """Begin a step with a closure in the open iteration; return the backup that undoes it if a member is lost.
 
-        Raises UsageError where there is none, and for a second one.
+        Raises UsageError if no iteration is open, and for a second step.
         """
         iteration = self._current()
         if iteration is None:
@@ -121,7 +121,7 @@ class ClosureSteps:
 class SuspendedStep:
     """A step that waits, in a thread of its own, whenever it needs the value of its closure.
 
-    So the loop over a prepared loader can go on meanwhile, and compute the value batch by batch.
+    Meanwhile the loop over a prepared loader goes on, and computes the value batch by batch.
     """
 
     def __init__(self, step: Step) -> None:
@@ -150,7 +150,7 @@ class SuspendedStep:
         self._thread.join()
 
     def _run(self, step: Step) -> None:
-        torch.set_num_threads(self._num_threads)  # bits may depend on it, and it is known to each thread by itself
+        torch.set_num_threads(self._num_threads)  # bits may depend on it, and each thread has its own
         if self._device is not None:
             torch.cuda.set_device(self._device)
         try:

@@ -1,8 +1,8 @@
 """Making a shard give the same bits on every worker, and recording the operations for which that is impossible.
 
 Operations that have no deterministic form warn, and so mark the run instead of failing it. The backward pass of
-attention is the exception: its fused kernels are deterministic only where PyTorch would raise instead of warn. So it
-raises while one of their nodes runs, and warns otherwise.
+attention is the exception: its fused kernels are deterministic only where PyTorch would raise instead of warn. PyTorch
+is therefore set to raise while one of their nodes runs, and to warn otherwise.
 """
 
 import os
@@ -47,7 +47,7 @@ class Reproducibility:
 
     @property
     def operations(self) -> tuple[str, ...]:
-        """Those that this worker knows of, its own and other members', in order of their names."""
+        """The nondeterministic operations that this worker knows of, its own and other members', sorted by name."""
         return tuple(sorted(self.observed | self._agreed))
 
     def agree(self, operations: Iterable[str]) -> None:
@@ -73,11 +73,11 @@ class Determinism:
         self._filter: object = None
 
     def begin_iteration(self) -> None:
-        """Set what determines the kernels of compiled functions, also if the script has changed it since."""
+        """Set what determines the kernels of compiled functions, even if the script has changed it since."""
         set_compiled_alike()
 
     def apply(self) -> None:
-        """Set what determines the bits, also if the script or one of its libraries has changed it since."""
+        """Set what determines the bits, even if the script or one of its libraries has changed it since."""
         if torch.get_deterministic_debug_mode() != 1:
             torch.use_deterministic_algorithms(True, warn_only=True)
         if torch.get_num_threads() != self._threads:

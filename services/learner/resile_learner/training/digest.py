@@ -87,7 +87,7 @@ def content_digest(value: Any) -> str:
 def state_digest(state: Any) -> str:
     """Compute a sha256, in hex, of what a ``state_dict()`` returned, to compare workers at rare iterations.
 
-    The order of keys does not count. Of a tensor larger than 64 KiB its bits are combined where it is: see `bits_of`.
+    The order of keys does not count. The bits of a tensor larger than 64 KiB are combined on its device: see `bits_of`.
     """
     sha = hashlib.sha256()
     for chunk in _state_content(state):
@@ -96,9 +96,9 @@ def state_digest(state: Any) -> str:
 
 
 def bits_of(tensor: Tensor | None) -> Tensor:
-    """Combine the bits of all elements in an integer, in a pass over them; a device is not waited for.
+    """Combine the bits of all elements into an integer, in one pass and without waiting for a device.
 
-    That of no tensor, and of a sparse one, is 0.
+    The result for None and for a sparse tensor is 0.
     """
     if tensor is None or tensor.layout != torch.strided:
         return torch.zeros((), dtype=torch.int64)

@@ -70,7 +70,7 @@ class ElasticLoader:
         settings = read_loader(loader)
         self.dataset = settings.dataset
         self.batch_size = settings.batch_size
-        """That of the loader that `prepare` was given; None with a batch sampler."""
+        """The batch size of the loader that `prepare` was given; None with a batch sampler."""
         self._model = model
         self._optimizers = optimizers
         self._grad_scaler = grad_scaler
@@ -120,9 +120,9 @@ class ElasticLoader:
         self._is_between_epochs = False
         """Whether the script runs its code at the end or at the start of an epoch."""
         self._is_behind = False
-        """Whether the script runs its code at the end of an epoch after others have done so, with what they found."""
+        """Whether the script runs its code at the end of an epoch after others have, starting from what they had."""
         self._epoch: int | None = None
-        """The one that `epochs` has yielded."""
+        """The epoch that `epochs` has yielded."""
         self._is_used = False
         """Whether the script has begun its loop over the batches of the epoch."""
         self._departure = Departure(
@@ -132,7 +132,7 @@ class ElasticLoader:
             held="`bar = tqdm(loader.epochs(10))`: write `for epoch in tqdm(loader.epochs(10)):`",
         )
         self._step: tuple[SuspendedStep, StepBackup] | None = None
-        """That of an optimizer whose closure is evaluated by the batches of the iteration."""
+        """The step of an optimizer whose closure the batches of the iteration evaluate, and its backup."""
         self._refusal: UsageError | None = None
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
@@ -252,8 +252,8 @@ class ElasticLoader:
     def sync_gradients(self) -> bool:
         """Whether the gradients are those of a whole global batch: after the backward pass of its last shard here.
 
-        Code that belongs to an iteration, not to a shard, asks for it. With several optimizers it is true once a
-        batch, after the exchange of the last of them.
+        Check it for code that belongs to an iteration, not to a shard. With several optimizers it is true once a batch,
+        after the exchange of the last of them.
         """
         return self._is_behind or (self._is_exchanged and self._iteration is not None and self._iteration.is_last_turn)
 
@@ -262,9 +262,9 @@ class ElasticLoader:
         return self._iteration is not None and self._iteration.is_exchanged
 
     def step_with_closure(self, step: Step, closure: Closure) -> Any:
-        """Evaluate ``closure`` for the batch under way; with the last one here the optimizer's own ``step`` goes on.
+        """Evaluate ``closure`` for the current batch; after the last one here the optimizer's own ``step`` goes on.
 
-        Returns what ``step`` returns once it is complete, before that the loss of the batch. Raises UsageError.
+        Returns the loss of the batch or, once ``step`` is complete, what that returns. Raises UsageError.
         """
         if self._iteration is None:
             return None
@@ -393,7 +393,7 @@ class ElasticLoader:
         loop.stop()
 
     def remember(self, refusal: UsageError) -> UsageError:
-        """Raise ``refusal`` once more when the batch ends, in case the script catches it; returns it."""
+        """Return ``refusal``, to be raised; if the script catches it, it is raised again when the batch ends."""
         self._refusal = self._refusal or refusal
         return refusal
 

@@ -26,7 +26,7 @@ def gate_method(owner: Any, name: str, is_open: Callable[[], bool]) -> None:
 def gate_optimizer(
     optimizer: torch.optim.Optimizer, is_open: Callable[[], bool], run_closure: Callable[[Step, Closure], Any]
 ) -> None:
-    """The same for ``optimizer.step``, which `LRScheduler` replaces in the same way and marks.
+    """Gate ``optimizer.step`` in the same way; `LRScheduler` also replaces it like this, and marks it.
 
     A step with a closure is ``run_closure(step, closure)``, with the optimizer's own step.
     """
@@ -43,7 +43,7 @@ def gate_optimizer(
 
 
 def gate_schedule(schedule: Any, is_open: Callable[[], bool]) -> None:
-    """The same for ``schedule.step``. Schedules save all their attributes, so theirs is replaced by a class."""
+    """Gate ``schedule.step``. Schedules save all their attributes, so their class is replaced by a subclass."""
     kind = type(schedule)
 
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:

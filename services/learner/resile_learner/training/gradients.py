@@ -39,7 +39,7 @@ class Gradients:
         measures_norms: bool = False,
         digests_first: bool = False,
     ) -> LocalPlan:
-        """Begin an iteration in which this worker holds the leaves ``held``, or a single one of ``num_shards``.
+        """Begin an iteration in which this worker holds the leaves ``held``, or a single one that sums ``num_shards``.
 
         With ``digests_first``, `first_digest` is that of the first leaf that is folded.
         """
@@ -82,7 +82,7 @@ class Gradients:
         self._finish(self._leaf or _Leaf(push=push))
 
     def digest(self) -> str:
-        """A cheap check of the gradients that a backward pass has left and nothing has folded."""
+        """A cheap check of the gradients that a backward pass has left and that are not folded."""
         return _joined([self._bits(b) for b in range(len(self.buckets))])
 
     def first_digest(self) -> str:
@@ -181,13 +181,13 @@ class _Leaf:
     """The leaf whose backward pass is running, and what to do with each bucket once it is complete."""
 
     step: LeafStep | None = None
-    """How to fold it; None when this worker holds no leaf."""
+    """How to fold the leaf; None when this worker holds none."""
     waiting: list[int] = field(default_factory=list)
-    """[bucket]: gradients still to come."""
+    """[bucket]: the number of gradients still to come."""
     push: Callable[[int], None] | None = None
     next_bucket: int = 0
     squares: list[Tensor] = field(default_factory=list)
-    """Of the buckets so far, if norms are measured: the squared norm of their gradients."""
+    """The squared norms of the gradients of the buckets so far, if norms are measured."""
 
 
 class _Hook:
@@ -206,7 +206,7 @@ def _joined(bits: Sequence[Sequence[Tensor]]) -> str:
 
 
 def _square(tensors: list[Tensor]) -> Tensor:
-    """The squared norm of tensors of one dtype and device, all together, as a tensor: a device is not waited for."""
+    """The squared norm of tensors of one dtype and device, together, as a tensor, without waiting for a device."""
     dtype = torch.promote_types(tensors[0].dtype, torch.float32)
     return torch.stack(torch._foreach_norm(tensors, 2, dtype=dtype)).double().square().sum()
 

@@ -34,17 +34,17 @@ class ComputedShards(NamedTuple):
     """What a member computed for a round, in training or in validation."""
 
     partials: Sequence[PartialSums] = ()
-    """For each subtree it holds, left to right."""
+    """The sums over each subtree that the member holds, left to right."""
     indices: Indices = NO_INDICES
-    """The training samples it really fetched."""
+    """The training samples that the member really fetched."""
     used: bytes = b""
-    """For each trainable parameter, whether one of its shards gave it a gradient."""
+    """For each trainable parameter, whether one of the member's shards gave it a gradient."""
     pace: Pace | None = None
-    """In an iteration: the time it took."""
+    """What the member measured in an iteration; None in other rounds."""
     operations: tuple[str, ...] = ()
-    """Operations without a deterministic form that it knows of."""
+    """Operations without a deterministic form that the member knows of."""
     first_shard: ShardFingerprint | None = None
-    """What it made of shard 0, if it computed that to be compared."""
+    """What the member made of shard 0, if it computed that for comparison."""
 
 
 _NOT_COMPUTED = ComputedShards()
@@ -55,15 +55,15 @@ class RoundHeader:
     """One member's header."""
 
     digest: int
-    """A rolling check of its parameters after the last commit."""
+    """A rolling check of the member's parameters after the last commit."""
     checkpoint: CheckpointHeader
     computed: ComputedShards = _NOT_COMPUTED
     pause: bool = False
-    """Whether its agent asked it to pause; one member is enough."""
+    """Whether the member's agent asked it to pause; one member is enough."""
     facts: Mapping[str, str] = field(default_factory=dict)
-    """What must be equal on all members."""
+    """Facts that must be equal on all members."""
     is_new: bool = False
-    """Whether nobody has compared it with the others yet: see `NewMembers`."""
+    """Whether the member has not been compared with the others yet: see `NewMembers`."""
 
     def encode(self, *, generation: int) -> bytes:
         """Encode as one JSON array with its length, then the raw arrays in order.

@@ -36,7 +36,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 SHARD_SQUARES = "resile/shard squares"
-"""Among the scalars of a shard: the squared norm of its gradient."""
+"""The name, among the scalars of a shard, of the squared norm of its gradient."""
 
 
 class EvaluationAbandoned(Exception):
@@ -44,7 +44,7 @@ class EvaluationAbandoned(Exception):
 
 
 def _remembered(method: Callable[Concatenate["Iteration", P], T]) -> Callable[Concatenate["Iteration", P], T]:
-    """Keep what ``method`` raises: a script that catches it is refused again, and not for what follows from it."""
+    """Remember what ``method`` raises: a script that catches it gets that error again, not one that follows from it."""
 
     @wraps(method)
     def call(iteration: "Iteration", /, *args: P.args, **kwargs: P.kwargs) -> T:
@@ -103,7 +103,7 @@ class Iteration:
         self.norms: SquaredNorms | None = None
         self.outcome: RoundResult | None = None
         self.first_headers: Sequence[RoundHeader] = ()
-        """Of the first evaluation, once it is exchanged."""
+        """The headers of the first evaluation, once it is exchanged."""
         self.lost: Abandoned | None = None
         self._batch = batch
         self._held = held
@@ -131,18 +131,18 @@ class Iteration:
         self._on_exchange = on_exchange
         self._on_lost = on_lost
         self._first_batch: Any = None
-        """Of a shard 0 that is compared: its batch."""
+        """The batch of shard 0, if that shard is compared."""
         self._first_shard: ShardFingerprint | None = None
         self._is_spare = False
-        """Whether the shard under way is another worker's, and counts for nothing."""
+        """Whether the current shard is another worker's, and does not count."""
         self.has_begun = False
-        """Whether a shard was taken, or there is none here."""
+        """Whether the script has taken a shard or, if this worker holds none, begun the exchange."""
         self.refusal: ResileError | None = None
         self.num_exchanges = 0
-        """More than one where a closure is evaluated several times."""
+        """The number of exchanges so far: more than one where a closure is evaluated several times."""
         self._is_in_closure = False
         self._first: tuple[float | None, dict[str, float]] | None = None
-        """Loss and metrics of the first evaluation."""
+        """The loss and the metrics of the first evaluation."""
         self._begin_evaluation()
 
     def _begin_evaluation(self) -> None:
@@ -200,7 +200,7 @@ class Iteration:
 
     @property
     def is_complete(self) -> bool:
-        """Whether its batch is done: exchanged for the last of the optimizers."""
+        """Whether the batch is done: exchanged for the last of the optimizers."""
         return self.is_exchanged and self.is_last_turn
 
     @property
@@ -234,7 +234,7 @@ class Iteration:
             self._check_shard(is_computed=len(self._leaves) == done + 1)
 
     def withdraw(self) -> None:
-        """The run ends before this iteration, of which no shard was taken."""
+        """The run ends before this iteration, before any of its shards was taken."""
         self._rounds.withdraw(self._round)
 
     @property
@@ -267,13 +267,13 @@ class Iteration:
 
     @property
     def is_computed(self) -> bool:
-        """Whether `backward` was called for all of them."""
+        """Whether `backward` was called for all shards that this worker computes."""
         return len(self._leaves) == self.num_held
 
     def spare_shard(self) -> Iterator[Any]:
         """Shard 0, which another worker holds: to run a loop's body where no shard is held, and to compare workers.
 
-        Its backward pass goes through `compute`, and nothing of it counts.
+        Its backward pass goes through `compute`, but nothing of it counts.
         """
         self._phases.enter("data")
         read = partial(self._fetch_again, 0)
@@ -286,7 +286,7 @@ class Iteration:
         self._check_shard(is_computed=not self._is_spare)
 
     def restore_buffers(self) -> None:
-        """Take back what the rest of a loop's body, which trains with another optimizer, has changed in buffers."""
+        """Undo what the rest of a loop's body, which trains with another optimizer, has changed in buffers."""
         self._buffers.restore()
 
     def raise_refusal(self) -> None:
@@ -343,7 +343,7 @@ class Iteration:
     ) -> None:
         """Compute the gradients of the current shard: ``run`` the backward pass of ``loss``, weighted by its samples.
 
-        ``values`` are means over the shard, among them "loss". Of a spare shard nothing is kept.
+        ``values`` are means over the shard, among them "loss". Nothing of a spare shard is kept.
         """
         self._allows_nan = allows_nan
         is_spare, self._is_spare = self._is_spare, False
@@ -383,7 +383,7 @@ class Iteration:
         """Sum over all workers: parameters get the gradients, and the model the buffers, of the global batch.
 
         Returns False when a member was lost meanwhile: nothing has changed, and the loop repeats the iteration. In a
-        closure it ends the optimizer's step then, which is undone.
+        closure it then ends the optimizer's step, which is undone.
         """
         if self.outcome or self.lost:
             raise UsageError("iteration.exchange() was called a second time: call it once, after the last shard")
@@ -452,5 +452,5 @@ class Iteration:
 
     @property
     def _scale(self) -> float:
-        """That of the GradScaler, which all gradients of the iteration have."""
+        """The scale of the GradScaler, which all gradients of the iteration have; 1 without one."""
         return float(self._scalers[0].get_scale()) if self._scalers else 1.0

@@ -1,4 +1,4 @@
-"""Outcomes of the probe step, which the workers of a job on one host leave each other.
+"""Outcomes of the probe step, shared by the workers of a job on one host.
 
 The step takes some 30 ms of processor time, a fifth of what a small job's worker needs until it can join. Workers of
 one fork server have the same binaries. So what one of them has computed holds for the others of its job, as long as
@@ -19,7 +19,7 @@ _DIGEST_LENGTH = 64
 
 
 class KnownProbes:
-    """Those in ``folder``; None: nothing is known, and nothing is left. ``settings`` are those of torch, as text."""
+    """The outcomes stored in ``folder``; None: none are known or stored. ``settings`` are those of torch, as text."""
 
     def __init__(self, folder: Path | None, settings: Mapping[str, str]) -> None:
         self._folder = folder
@@ -50,7 +50,7 @@ class KnownProbes:
 
 
 def _loaded_libraries() -> list[str]:
-    """The files of the shared libraries in this process. To ask its modules would copy the memory of each."""
+    """The files of the shared libraries in this process. Asking its modules would copy the memory of each."""
     with open("/proc/self/maps") as maps:
         paths = {line[line.find("/") :].rstrip("\n") for line in maps if ".so" in line}
     return sorted(paths)

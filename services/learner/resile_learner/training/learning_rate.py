@@ -19,7 +19,7 @@ class LearningRateScale:
     """Multiplies the learning rates of ``optimizer`` during each of its steps, and only then.
 
     Schedules, checkpoints and scripts see the rates of the training call's batch, so that a schedule that computes a
-    rate from the one before does not scale it twice. ``ratio`` returns the batch by that of the training call.
+    rate from the one before does not scale it twice. ``ratio()`` is the batch divided by that of the training call.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, rule: LearningRateRule, ratio: Callable[[], float]) -> None:
@@ -27,7 +27,7 @@ class LearningRateScale:
         self._factor_of = _FACTORS[rule]
         self._ratio = ratio
         self._rates: list[Any] = []
-        """Those to restore after a step."""
+        """The learning rates to restore after a step."""
         optimizer.register_step_pre_hook(self._scale)
         optimizer.register_step_post_hook(self._restore)
 

@@ -16,19 +16,19 @@ from .digest import params_sha256
 class Departure:
     """Whether a script has left its ``loop``, which trains ``model``.
 
-    For errors: ``owner`` has `stop` and the result, and ``held`` says how a loop is kept from ending, and what to write
-    instead.
+    For error messages, ``owner`` has `stop` and the result, and ``held`` says how a loop is kept from ending, and what
+    to write instead.
     """
 
     def __init__(self, model: nn.Module, *, loop: str, owner: str, held: str) -> None:
         self.has_left = False
-        """Whether the script has left it before the end of the run."""
+        """Whether the script has left the loop before the end of the run."""
         self._model = model
         self._loop = loop
         self._owner = owner
         self._held = held
         self._left_model = ""
-        """The sha256 of the model at that moment."""
+        """The sha256 of the model when the script left the loop."""
         self._hooks: list[RemovableHandle] = []
 
     def leave(self) -> None:

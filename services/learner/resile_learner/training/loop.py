@@ -138,7 +138,7 @@ class ElasticLoop:
         self._dataset = dataset
         self._entered = False
         self._left: Iterator[Iteration]
-        """The iterations that follow when the script has left the loop."""
+        """The iterations that follow once the script has left the loop."""
         self._departure = Departure(
             model, loop="the iterations", owner="loop", held="`it = iter(loop)`: write `for iteration in loop:`"
         )
@@ -148,13 +148,13 @@ class ElasticLoop:
         self._noise = NoiseScale()
         self._buffers = Buffers(model)
         self._digest = RollingDigest(self._parameters)
-        # With a batch that changes, iterations may become more than a schedule was made for.
+        # With a batch that changes, there may be more iterations than a schedule was made for.
         self._watch = ScriptWatch(model, self._optimizers, state or {}, mode=mode, has_fixed_length=has_fixed_length)
         self._open: Iteration | None = None
         self.closures = ClosureSteps(self._optimizers, self._watch.optimizers, self._buffers, lambda: self._open)
         self._new_members = NewMembers()
         self._last_members: tuple[int, ...] = ()
-        """Those of the newest iteration that was committed on this worker."""
+        """The members of the newest iteration that was committed on this worker."""
         self._checkpoints = Checkpointer(self._session, every=checkpoint_every)
         self.attributes = ScriptAttributes(model, self._optimizers)
         self.received = ReceivedState(
@@ -263,7 +263,7 @@ class ElasticLoop:
             self._state.progress.iterations_total = self.iteration + 1
 
     def stop_before(self) -> None:
-        """End the run before the open iteration, of which no shard was taken, on all workers alike."""
+        """End the run before the open iteration, before any of its shards was taken, on all workers alike."""
         self._state.progress.iterations_total = self.iteration
 
     @property
@@ -313,7 +313,7 @@ class ElasticLoop:
                 raise
 
     def iterations(self) -> Iterator[Iteration]:
-        """The same for a loop that is not left before its end, as by a library that calls back."""
+        """Yield the iterations for a loop that is not left before its end, such as that of a library with callbacks."""
         if self._entered:
             raise UsageError(
                 "this loop has run already: a script has one training call; raise `epochs` to train longer"
@@ -450,7 +450,7 @@ class ElasticLoop:
 
     @property
     def _is_comparison_due(self) -> bool:
-        """Whether all workers compare in the next iteration what they compute, which is seldom."""
+        """Whether all workers compare what they compute in the next iteration, which is rare."""
         starts = self._position.sample == 0 and is_compared_in_epoch(self._position.epoch)
         return starts or is_compared_iteration(self.iteration // self._num_turns)
 
@@ -488,7 +488,7 @@ class ElasticLoop:
         return self._position.sample == 0 or is_compared_iteration(self.iteration // self._num_turns)
 
     def _header(self, num_exchanges: int, *, compares_state: bool, is_new: bool) -> RoundHeader:
-        """That of the iteration's first round, or, in a closure, of the one after ``num_exchanges``."""
+        """The header of the iteration's first round or, in a closure, of the one after ``num_exchanges``."""
         facts = self._watch.facts(
             self._buffers, self.iteration, num_exchanges, compares_state=compares_state and not num_exchanges
         )
@@ -505,7 +505,7 @@ class ElasticLoop:
 
     @property
     def _num_turns(self) -> int:
-        """The iterations of each batch: one for each optimizer."""
+        """The number of iterations of each batch: one for each optimizer."""
         return len(self._optimizers)
 
     @property

@@ -1,4 +1,4 @@
-"""What iterations take, for the policy that decides about workers and batches. Pure: times come in.
+"""How long iterations take, for the policy that decides about workers and batches. Pure: times are arguments.
 
 The time of an iteration is that of the slowest worker (its data, its compute, its callback with the optimizer's step),
 which is in the headers, and the rest: the exchange, as far as it did not overlap.
@@ -15,7 +15,7 @@ from .data.batches import Batch
 from .stragglers import Pace
 
 MAX_ITERATIONS = 256
-"""That one report sums up: the newest."""
+"""One report sums up at most this many iterations, the newest."""
 
 
 class Measurements:

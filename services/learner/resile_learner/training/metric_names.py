@@ -1,4 +1,4 @@
-"""Which metrics the shards of a global batch have: all the same, since they are averaged over all of its samples."""
+"""Finds metrics that only some shards of a global batch have: they are averaged over all of its samples."""
 
 from collections.abc import Collection, Sequence
 

@@ -55,7 +55,7 @@ class ElasticModel:
     """A model that trains elastically.
 
     ``datasets`` is called once in each worker and returns a training dataset, and a map-style one for validation, or
-    None. Samples are tuples of the model's inputs and at last the targets, or dicts of its inputs by name, with the
+    None. Samples are tuples of the model's inputs with the targets last, or dicts of its inputs by name with the
     targets under "labels", "label", "targets" or "target". ``loss_fn(outputs, targets)`` and each of ``metrics``
     return the mean over the batch. ``lr_scheduler`` steps once an iteration or, with ``lr_scheduler_interval="epoch"``,
     once an epoch; a ReduceLROnPlateau steps after each validation, with its score. ``autocast`` is a dtype for

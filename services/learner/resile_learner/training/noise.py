@@ -1,9 +1,9 @@
 """How noisy the gradient is: the simple noise scale (S. McCandlish et al., arXiv:1812.06162, section 2.2, appendix A).
 
-It is the trace of the covariance of a sample's gradient by the squared norm of the mean gradient, in samples: about the
-batch beyond which more samples bring little. Both are estimated from one iteration, since the gradients of its shards
-are there before they are summed. With N samples in V shards, P the squared norm of the batch's gradient, and Q that of
-a shard's gradient, averaged by samples::
+It is the trace of the covariance of a sample's gradient divided by the squared norm of the mean gradient, in samples:
+about the batch beyond which more samples bring little. Both are estimated from one iteration, since the gradients of
+its shards are known before they are summed. With N samples in V shards, P the squared norm of the batch's gradient, and
+Q that of a shard's gradient, averaged by samples::
 
     E[P] = |G|^2 + tr(S) / N        E[Q] = |G|^2 + tr(S) V / N
 
@@ -14,17 +14,17 @@ import math
 from typing import Any, NamedTuple
 
 NOISE_EVERY = 8
-"""It changes slowly, and norms of all gradients cost up to a tenth of a small model's iteration: one of so many batches
-of an epoch."""
+"""The noise scale is measured in one of this many batches of an epoch: it changes slowly, and norms of all gradients
+cost up to a tenth of a small model's iteration."""
 DECAY = 0.95
-"""Of the moving averages, per iteration that is measured: single estimates vary widely."""
+"""The decay of the moving averages per measured iteration: single estimates vary widely."""
 
 
 class SquaredNorms(NamedTuple):
-    """Of the gradients of one iteration."""
+    """Squared norms of the gradients of one iteration."""
 
     of_shards: float
-    """Averaged over the shards, by samples."""
+    """The squared norm of a shard's gradient, averaged over the shards by samples."""
     of_batch: float
 
 
@@ -36,7 +36,7 @@ class NoiseScale:
         self._square = 0.0
 
     def add(self, norms: SquaredNorms, *, num_samples: int, num_shards: int) -> None:
-        """Take the gradients of an iteration into account; of a single shard, or of infinite ones, nothing is learned.
+        """Take the gradients of an iteration into account, unless it has a single shard or the norms are not finite.
 
         Both averages start at 0 and are weighted alike, so the bias of the start cancels in their ratio.
         """
@@ -50,7 +50,7 @@ class NoiseScale:
 
     @property
     def value(self) -> float | None:
-        """The noise scale in samples; None while it is not known, or too large to be seen."""
+        """The noise scale in samples; None while it is not known, or too large to be measured."""
         if self._variance <= 0.0 or self._square <= 0.0:
             return None
         return self._variance / self._square

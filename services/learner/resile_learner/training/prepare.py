@@ -48,12 +48,12 @@ def prepare(
     """Make an ordinary training loop elastic; returns what it was given, to be used from here on.
 
     The loader yields the shards that this worker computes. Its batch is the global batch and is cut into ``num_shards``
-    (None: as for `ElasticLoop`); or, with ``accumulate``, each of its batches is a shard, and so many of them make a
-    global batch. In fast mode each worker's share of the global batch is one shard, or several of at most
+    (None: as for `ElasticLoop`); or, with ``accumulate``, each of its batches is a shard, and that many shards make
+    a global batch. In fast mode each worker's share of the global batch is one shard, or several of at most
     ``micro_batch_size`` samples (None: with ``accumulate`` as many as a batch of the loader has). ``loss.backward()``
     of this worker's last shard exchanges the gradients, and only then do the steps of ``optimizer``, ``scheduler`` and
-    ``grad_scaler`` act, on every worker. ``optimizer.step(closure)`` evaluates the closure on each shard; as often as
-    the optimizer needs it again, the loader yields the iteration's shards once more. ``state`` and all other options
+    ``grad_scaler`` act, on every worker. ``optimizer.step(closure)`` evaluates the closure on each shard; whenever the
+    optimizer needs it again, the loader yields the iteration's shards once more. ``state`` and all other options
     are those of `ElasticLoop`.
 
     ``model``, ``optimizer`` and ``scheduler`` may be lists, as for a generator and a discriminator. Then each optimizer

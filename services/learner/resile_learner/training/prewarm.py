@@ -1,4 +1,4 @@
-"""What a worker's first step would cost the others is done before it joins: memory is touched, kernels are loaded."""
+"""Touches memory and loads kernels before a worker joins, so that the others need not wait for it at its first step."""
 
 import copy
 from collections.abc import Iterable

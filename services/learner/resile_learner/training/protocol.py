@@ -25,9 +25,9 @@ from .rounds import RoundResult, Rounds
 from .validation import Validator
 
 BUSY_SECONDS = 0.02
-"""Between two idle rounds while a checkpoint is being stored."""
+"""The time between two idle rounds while a checkpoint is being stored."""
 IDLE_SECONDS = 0.1
-"""The same while the job is paused, or the storage fails."""
+"""The time between two idle rounds while the job is paused, or the storage fails."""
 
 T = TypeVar("T")
 
@@ -207,7 +207,7 @@ class TrainingProtocol:
         self._after_round(outcome)
 
     def _validated(self, validator: Validator) -> None:
-        """Let the scores count. Random numbers are then the same on all workers, whichever shards each has scored."""
+        """Complete a validation. Random numbers are then the same on all workers, whichever shards each has scored."""
         iteration = self._state.progress.iteration
         self._computation.begin_iteration(iteration)
         validator.complete(self._state.progress)
@@ -266,13 +266,13 @@ class TrainingProtocol:
         return any(header.checkpoint.is_busy for header in outcome.headers)
 
     def _pause(self) -> None:
-        """Store the checkpoint of a pause, and wait to be ended, which follows once it is known to be stored."""
+        """Store the checkpoint of a pause, and wait to be stopped, which follows once it is known to be stored."""
         time.sleep(BUSY_SECONDS if self._idle_round() else IDLE_SECONDS)
 
     def _finish(self) -> None:
         """Wait until unfinished checkpoints and the final model are stored, and report that training is complete.
 
-        Members compare the final model and state, also what follows the last exchange.
+        Members compare the final model and state, including what changed after the last exchange.
         """
         model, params_sha256 = self._computation.model, self._computation.params_sha256()
         facts = {"final_model": params_sha256, **self._computation.state_facts()}

@@ -2,10 +2,10 @@
 
 A script runs its code at the start of an epoch on each worker that begins within that epoch, although the state that
 this worker received contains what the code changes. The same holds for the code at the end of an epoch, on a worker
-that was behind there, and in a loop by hand for the code before the first shard of an iteration. What was received is
-therefore put in place again when that code has run.
+that was behind there, and in a hand-written loop for the code before the first shard of an iteration. What was received
+is therefore restored when that code has run.
 
-The code at the end of an epoch may decide by what it finds, as early stopping does. So the state also has what the
+The code at the end of an epoch may decide by what it finds, as early stopping does. So the state also contains what the
 script of each worker found there, and the code of a worker that was behind begins with that.
 """
 
@@ -22,22 +22,22 @@ from ..state.run import BufferValues, Stateful
 from .attributes import ScriptAttributes
 
 MOST_BYTES = 1 << 20
-"""A part that is larger is not kept as it was before the code at the end of an epoch, such as an average of weights."""
+"""A larger part, such as an average of weights, is not kept as it was before the code at the end of an epoch."""
 
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32}
-"""By the bytes of an element; larger ones are compared as several integers."""
+"""The integer dtypes by the bytes of an element; larger elements are compared as several integers."""
 
 
 class ReceivedState:
     """Keeps what the script may change between iterations: attributes, buffers, optimizer options, parts of its state.
 
     ``iteration()`` is the number of the next iteration to be committed. ``has_begun_iteration()`` tells whether the
-    script has begun it, and so has run the code before it. That belongs to the state of a run: a worker that is lost in
-    an iteration has the others give away a state with that code's changes.
+    script has begun it, and so has run the code before it. That belongs to the state of a run: when a worker is lost in
+    an iteration, the others hand over a state with that code's changes.
     """
 
     may_differ = True
-    """A member may have begun an iteration that another has not."""
+    """Whether members may differ: one may have begun an iteration that another has not."""
 
     def __init__(
         self,
@@ -56,16 +56,16 @@ class ReceivedState:
         self._attributes = attributes
         self._iteration = iteration
         self._before_end: dict[str, Any] = {}
-        """What the code at the end of the newest epoch began with, by part, and the iteration that follows."""
+        """The values that the code at the end of the newest epoch began with, and the iteration that follows."""
         self._has_begun_iteration = has_begun_iteration
         self._has_begun = False
-        """Whether the state received last, of which no shard was computed, has what the script does before one."""
+        """Whether the state received last has what the script does before a shard; false once one is computed."""
         self._is_new = False
         self._values: list[FlatState | None] = []
-        """None for a part that cannot be stored."""
+        """The held values of each part; None for a part that cannot be stored."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return whether the script's code before the next iteration has run, and what that after an epoch found."""
+        """Return whether the code before the next iteration has run, and what the code at the end of an epoch found."""
         before_end = self._before_end if self._before_end.get("iteration") == self._iteration() else {}
         if before_end:
             before_end = {**before_end, "attributes": self._attributes.changed_since_mark()}
@@ -81,7 +81,7 @@ class ReceivedState:
         self._is_new = True
 
     def open_iteration(self, *, is_in_epoch: bool) -> None:
-        """The script gets an iteration. ``is_in_epoch``: one whose epoch the script begins first, in its midst."""
+        """The script gets an iteration. ``is_in_epoch``: the loop has epochs, and this is not the first of one."""
         if self._is_new:
             self._is_new = False
             self._has_begun |= is_in_epoch
@@ -130,7 +130,7 @@ class ReceivedState:
         self._values, self._has_begun = [], False
 
     def restore(self) -> None:
-        """Load the parts that the script has changed since `hold`; others may not bear to be loaded twice."""
+        """Load the parts that the script has changed since `hold`; others may not support being loaded twice."""
         for part, values in zip(self._parts, self._values, strict=False):
             now = values and _flatten(part.state_dict())
             if values and not (now and _is_same(now, values)):
@@ -138,7 +138,7 @@ class ReceivedState:
 
 
 def _flatten(values: dict[str, Any]) -> FlatState | None:
-    """None for what cannot be stored."""
+    """Flatten the values; None for what cannot be stored."""
     try:
         return flatten(values)
     except StateError:
@@ -154,7 +154,7 @@ def _clone(flat: FlatState) -> FlatState:
 
 
 def _copy(flat: FlatState) -> dict[str, Any]:
-    """As a worker receives it: without gradient history, and with one tensor for what is the same memory."""
+    """Copy the values as a worker receives them: without gradient history, and with one tensor for shared memory."""
     copied: dict[str, Any] = unflatten(flat.skeleton, _clone(flat).tensors)
     return copied
 
@@ -167,5 +167,5 @@ def _is_same(one: FlatState, other: FlatState) -> bool:
 
 
 def _integers(tensor: Tensor) -> Tensor:
-    """View the bits: values of zero have two, and that of no number differs from itself."""
+    """View the bits as integers: zero has two representations, and NaN differs from itself."""
     return tensor.reshape(-1).view(_INTEGERS.get(tensor.element_size(), torch.int64))

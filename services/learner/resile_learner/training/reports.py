@@ -32,9 +32,9 @@ class Result:
     validation: Mapping[str, float]
     bits: str
     batches: tuple[BatchStep, ...]
-    """From which iteration on the global batch had which size."""
+    """The sizes of the global batch, each with the iteration that first had it."""
     best: Best | None = None
-    """The best of the validations, where a selection judges them."""
+    """The best validation, if a selection judges them."""
 
 
 class Reports:
@@ -56,9 +56,9 @@ class Reports:
         self._measurements = Measurements()
         self.noise_scale: float | None = None
         self.last = (0, 0.0)
-        """Of the newest iteration: see `RoundResult`."""
+        """`RoundResult.last` of the newest iteration."""
         self._path = ""
-        """Of the newest iteration: see `RoundResult`."""
+        """`RoundResult.path` of the newest iteration."""
 
     def on_begin(self) -> None:
         """An iteration begins."""
@@ -130,7 +130,7 @@ class Reports:
         self._session.report(message)
 
     def _traced(self, spans: tuple[WorkerSpan, ...], is_sample: bool) -> None:
-        """Report what this worker did around a change; of the samples those of the lowest rank are enough."""
+        """Report what this worker did around a change; only the lowest rank reports samples."""
         view = self._session.view
         if not is_sample or view.rank == 0:
             change: TracedChange = "none" if is_sample else "generation"

@@ -29,7 +29,7 @@ class RoundResult:
     last: tuple[int, float]
     """The rank whose header came last, and the seconds for which it was the only one missing."""
     path: str
-    """How gradients were exchanged, for people."""
+    """How gradients were exchanged, as text for people."""
 
 
 class Rounds:
@@ -52,7 +52,7 @@ class Rounds:
         return Round(self._session, self._buffers, spec)
 
     def withdraw(self, opened: "Round") -> None:
-        """Take back the newest round, of which nothing was exchanged: the next one has its number."""
+        """Withdraw the newest round, in which nothing was exchanged: the next one gets its number."""
         opened.exchange.withdraw()
         self.number = opened.number
 
@@ -68,7 +68,7 @@ class Round:
 
     @property
     def number(self) -> int:
-        """That of the round among all rounds of the job."""
+        """The number of the round among all rounds of the job."""
         return self._spec.tag.round
 
     def finish(self, header: RoundHeader, *, next_iteration: int, trains: bool = False) -> RoundResult:
@@ -129,8 +129,8 @@ class Round:
     def _await_all(self) -> None:
         """Wait until every member has all headers of this round, or is lost.
 
-        The end of a member aborts the round of one that lacks a header yet: that one would never learn of the
-        difference, and train on without the others.
+        When a member exits, the round of a member that still lacks a header is aborted: that member would never learn
+        of the difference, and would train on without the others.
         """
         tag = Tag(self._spec.tag.generation, self._spec.tag.round + 1)
         nothing = replace(

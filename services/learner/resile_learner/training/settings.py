@@ -69,7 +69,7 @@ def facts_of(
 ) -> Facts:
     """Collect the facts of a run before its first iteration; ``more`` are further settings that must be equal.
 
-    ``known_probes`` is the folder in which the job's workers on this host leave each other the outcome of the probe.
+    ``known_probes`` is the folder in which the job's workers on this host share the outcome of the probe.
     """
     facts = {name: str(value) for name, value in {**vars(settings), **more}.items()}
     if is_stream(dataset):  # compared as it is read

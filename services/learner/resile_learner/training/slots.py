@@ -13,9 +13,9 @@ from ..state.memory import in_memory_order
 
 BUCKET_BYTES = 4 << 20
 DEVICE_BUCKET_BYTES = 32 << 20
-"""For sums on a device: fewer and longer operations."""
+"""The size of a bucket for sums on a device: larger, for fewer and longer operations."""
 ALIGNMENT_BYTES = 64
-"""That of the allocator, for every sum in a bucket: vectorised kernels depend on it."""
+"""The alignment of every sum in a bucket, the same as the allocator's: vectorised kernels depend on it."""
 
 
 @dataclass
@@ -47,9 +47,9 @@ class LocalPlan(NamedTuple):
 
 @lru_cache(maxsize=1024)
 def local_plan(num_leaves: int, held: Interval, num_shards: int | None = None) -> LocalPlan:
-    """Fold complete subtrees as they finish, like carries of a binary counter; slots are used again.
+    """Fold complete subtrees as they finish, like carries of a binary counter; slots are reused.
 
-    Each leaf is one shard; with ``num_shards`` a single leaf is held, which is the sum of so many.
+    Each leaf is one shard; with ``num_shards`` a single leaf is held, which is the sum of that many.
     """
     if num_shards is not None:
         steps = [LeafStep(0, number > 0, ()) for number in range(num_shards)]
@@ -90,7 +90,7 @@ class Slots:
         self._slots: list[Slot] = []
 
     def reserve(self, plan: LocalPlan) -> None:
-        """Have memory for the slots of ``plan``, and give back what other workers hold now."""
+        """Allocate the slots that ``plan`` needs, and free those that it does not need."""
         needed = max([step.slot for step in plan.steps], default=0) + 1
         del self._slots[needed:]
         while len(self._slots) < needed:
@@ -125,7 +125,7 @@ class Slots:
             self._slots[left].flats[b].add_(self._slots[right].flats[b])
 
     def new_slot(self) -> "Slot":
-        """Further storage of the same layout."""
+        """Allocate further storage of the same layout."""
         return Slot(self.buckets, self._like)
 
     def partials(self, plan: LocalPlan) -> list[list[Tensor]]:

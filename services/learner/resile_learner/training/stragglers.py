@@ -29,9 +29,9 @@ FAST = 1.25
 LARGE_PART = 0.5
 SAME_PACE = 1.2
 NOTABLE = 0.1
-"""An excess that is a smaller part of an iteration does not matter."""
+"""An excess below this part of an iteration does not matter."""
 MAX_WARNINGS = 20
-"""The most that a worker issues in its life, since what comes and goes all the time is not worth more."""
+"""The most warnings that a worker issues in its life: a straggler that comes and goes is not worth more."""
 
 _EXPLANATIONS: dict[Reason, str] = {
     "data": "it waits for its data",
@@ -48,13 +48,13 @@ class Pace(NamedTuple):
     data: float = 0.0
     compute: float = 0.0
     processor: float = 0.0
-    """Processor time of its process during data and compute."""
+    """Processor time of the member's process during data and compute."""
     callback: float = 0.0
     """Time in the user's code between the last exchange and this iteration's data."""
     last: int = -1
-    """In the previous exchange: the rank whose header came last."""
+    """The rank whose header came last in the previous exchange."""
     awaited: float = 0.0
-    """In the previous exchange: for how long it was the only one missing."""
+    """How long the last header of the previous exchange was the only one missing."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class _Block:
     seconds: float
     paces: Sequence[Pace]
     waits: Sequence[Sequence[float]]
-    """waits[r][s]: for how long rank r waited for rank s only."""
+    """waits[r][s]: how long rank r waited for rank s alone."""
 
     def per_shard(self, of: Callable[[Pace], float]) -> list[float]:
         """Return ``of`` each member, divided by its number of shards."""

@@ -37,16 +37,16 @@ _COMPILED: dict[tuple[str, str], Any] = {
     ("torch._dynamo.config", "automatic_dynamic_shapes"): False,
     ("torch._dynamo.config", "recompile_limit"): 256,  # functions that reach it are not compiled any more
 }
-"""By module and name: rules, and not what is fastest on this worker just now, choose the kernels of compiled functions.
+"""Settings, by module and name, with which rules and not timings on this worker choose kernels of compiled functions.
 
 Each size has kernels of its own: those for all sizes would replace them on workers that have met a second size.
 """
 
 
 def _compiled() -> dict[tuple[str, str], Any]:
-    """The present values of `_COMPILED`, as far as torch.compile was loaded: that takes seconds, and few jobs need it.
+    """The current values of `_COMPILED`, as far as torch.compile is loaded: that takes seconds, and few jobs need it.
 
-    An older PyTorch lacks names, and its settings refuse those.
+    An older PyTorch lacks some names, and refuses to set them.
     """
     known = ((name, sys.modules.get(name[0])) for name in _COMPILED)
     return {name: getattr(module, name[1]) for name, module in known if hasattr(module, name[1])}
@@ -58,7 +58,7 @@ def _set_compiled(values: dict[tuple[str, str], Any]) -> None:
 
 
 def set_compiled_alike() -> None:
-    """Let compiled functions have the same kernels on all workers."""
+    """Make compiled functions use the same kernels on all workers."""
     _set_compiled({name: _COMPILED[name] for name in _compiled()})
 
 

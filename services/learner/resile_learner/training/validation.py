@@ -52,7 +52,7 @@ def open_validator(
     buffers: Buffers,
     attributes: ScriptAttributes,
 ) -> "Validator | None":
-    """Return what runs ``validation``, with batches and shards as in ``plan``; None without one."""
+    """Return a validator that runs ``validation``, with batches and shards as in ``plan``; None without one."""
     if validation is None:
         return None
     return Validator(validation, model, plan, seed=seed, buffers=buffers, attributes=attributes)
@@ -61,7 +61,7 @@ def open_validator(
 class Validator:
     """Runs validations batch by batch. ``scores`` holds the means of the last one that was completed.
 
-    Every shard starts from the committed ``buffers``: what one changes in them is taken back.
+    Every shard starts from the committed ``buffers``: its changes to them are undone.
     """
 
     def __init__(

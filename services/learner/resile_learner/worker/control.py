@@ -91,7 +91,7 @@ class WorkerControl:
         describe_stall: Callable[[Stall], Failed],
     ) -> None:
         self.phases = Phases()
-        """Where the main thread records what it is doing; it is watched for stalls."""
+        """Record of what the main thread is doing, which is watched for stalls."""
         self.is_stalled = False
         """Whether `run` ended because the main thread makes no progress."""
         self._config = config
@@ -220,7 +220,7 @@ class WorkerControl:
             self.fail(error)
 
     async def _close_agent(self, reading: "asyncio.Task[None]") -> None:
-        """Close the connection after the agent has: closed over unread data, it loses what the agent has not read."""
+        """Close the connection after the agent has: closing over unread data loses what the agent has not read."""
         with suppress(OSError):
             self._agent.write_eof()
         await asyncio.wait({reading}, timeout=CLOSE_SECONDS)
@@ -356,7 +356,7 @@ class WorkerControl:
 
 
 async def _read_line(reader: asyncio.StreamReader) -> bytes:
-    """The next line of the agent; empty at the end, which a reset is too: the agent was killed over unread data."""
+    """The next line of the agent; empty at the end, or after a reset: the agent was killed with unread data."""
     try:
         return await reader.readline()
     except ConnectionError:

@@ -20,7 +20,7 @@ JOIN_SECONDS = 5
 
 
 class ControlThread:
-    """For the main thread alone, but for ``control``. ``agent`` is the connection to the agent.
+    """For the main thread alone, except for ``control``. ``agent`` is the connection to the agent.
 
     ``exit_process`` is called with 0 when the agent stops this worker, and with 1 when the agent is gone.
     """

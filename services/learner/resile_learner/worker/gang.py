@@ -1,7 +1,7 @@
 """A worker of a gang: it runs a script that knows nothing of Resile, as torchrun would.
 
-Its control thread, links and membership are not needed: it reports its address, waits for the order that has those of
-all, sets the variables that ``torch.distributed`` reads, and runs the script.
+It needs no control thread, links or membership: it reports its address, waits for the order with the addresses of all,
+sets the variables that ``torch.distributed`` reads, and runs the script.
 """
 
 import os
@@ -100,7 +100,7 @@ class _Agent:
 def _reserve_port(host: str) -> socket.socket:
     """Bind a free port of ``host``, on which the store of ``torch.distributed`` can listen while this is open.
 
-    It does not listen itself: who connects too early is refused, and tries again.
+    It does not listen itself: a worker that connects too early is refused, and tries again.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     reserved = socket.socket(family, socket.SOCK_STREAM)

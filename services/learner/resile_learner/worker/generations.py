@@ -6,7 +6,7 @@ from typing import NamedTuple
 from ..messages import Order
 
 MAX_KEPT = 16
-"""Who is further behind is dropped by one of these orders, and receives it from its agent."""
+"""At most this many orders count. A worker further behind is dropped by one of them, which its agent sends it."""
 
 
 class Credentials(NamedTuple):
@@ -35,7 +35,7 @@ class Generations:
         changed.set()
 
     async def wait_for(self, generation: int) -> Credentials:
-        """Return the credentials of ``generation`` once its order has arrived; for ever, if it never does."""
+        """Return the credentials of ``generation`` once its order has arrived; wait forever if it never does."""
         while generation not in self._credentials:
             await self._changed.wait()
         return self._credentials[generation]

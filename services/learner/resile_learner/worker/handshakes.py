@@ -1,7 +1,7 @@
-"""Accepts the connections of peers, of which each may be a stranger's until its handshake is complete.
+"""Accepts the connections of peers; each may be a stranger's until its handshake is complete.
 
-At most `MAX_HANDSHAKES` of these are open. When one more comes in, the oldest of the address that has the most is
-closed, so that idle connections keep no peer out. A peer that is closed out dials again.
+At most `MAX_HANDSHAKES` incomplete ones are open. When one more arrives, the oldest of the address that has the most is
+closed, so that idle connections keep no peer out. A peer whose connection is closed dials again.
 """
 
 import asyncio

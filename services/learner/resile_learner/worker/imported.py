@@ -24,7 +24,7 @@ class ImportWatch:
     def imported(self) -> tuple[str, ...]:
         """Return the modules in the order of their imports.
 
-        None if they are too many to be real, or if the variables or defaults of this process have changed since: what
+        Empty if they are too many to be real, or if the variables or defaults of this process have changed since: what
         is imported after that may depend on it, and a template would import it without.
         """
         if _settings() != self._settings:

@@ -4,7 +4,7 @@ A handshake is four small messages, each a length and a JSON object. The dialer 
 acceptor proves that it knows that generation's secret, then the dialer does. The acceptor confirms that: until then it
 may still close the connection, and nobody would notice if the dialer counted on it. The acceptor may receive the order
 later than the dialer, so it waits for the secret as long as a handshake may last. Until then the dialer may be anybody:
-all that it sends is bounded, and of what it names nothing is kept.
+all that it sends is bounded, and nothing that it names is kept.
 """
 
 import asyncio

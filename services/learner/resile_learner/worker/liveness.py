@@ -2,7 +2,7 @@
 
 Every worker sends each of its peers a heartbeat several times per ``detection_seconds``. A peer from which nothing
 arrives for ``detection_seconds`` is frozen, or the network path from it is cut. Time in which this worker itself did
-not run counts against nobody: what the peers sent meanwhile is still to be read.
+not run is not counted: what the peers sent meanwhile is still to be read.
 """
 
 HEARTBEATS_PER_DETECTION = 20

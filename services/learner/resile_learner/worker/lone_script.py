@@ -5,7 +5,7 @@ from collections.abc import Callable
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 STEPS = 100
-"""So many steps of optimizers are more than a script makes to prepare its data or its model."""
+"""More optimizer steps than a script makes to prepare its data or its model."""
 
 
 class LoneTraining:

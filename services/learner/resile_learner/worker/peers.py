@@ -29,7 +29,7 @@ from .liveness import PeerLiveness
 MAX_LINE_BYTES = 4 << 20  # an order of `MAX_WORKERS` members
 RECONNECT_SECONDS = 0.2
 OTHER_DESCRIPTORS = 64
-"""What a worker has open besides the connections to its peers, at least."""
+"""Descriptors that a worker needs besides those for its peers."""
 
 
 class TooFewDescriptors(ResileError):

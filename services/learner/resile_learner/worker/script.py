@@ -27,6 +27,6 @@ def run_script(config: WorkerConfig) -> None:
 
 
 def finish_script() -> None:
-    """Wait for the script's threads, then call what it registered with atexit: the end of a forked process does not."""
+    """Wait for the script's threads, then run its atexit functions, which a forked process does not do when it ends."""
     threading._shutdown()  # type: ignore[attr-defined] # as an interpreter does: all threads that are not daemons
     atexit._run_exitfuncs()

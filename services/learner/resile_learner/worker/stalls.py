@@ -22,7 +22,7 @@ class Stall:
     phase: Phase
     seconds: float
     longest: float | None
-    """The longest that it took before; None: it has not occurred before."""
+    """The most seconds that the phase took before; None: it has not occurred before."""
 
     def __str__(self) -> str:
         before = "it was its first" if self.longest is None else f"it took at most {self.longest:.2g} s before"

@@ -2,7 +2,7 @@
 
 application.py  all routes; the server
 problems.py     every failure as a problem document
-access.py       who may come in
+access.py       which requests are allowed
 sessions.py     browsers that have logged on
 page.py         the page, which is the files of `resile_monitor/page/`
 requests.py     reading bodies, parameters and headers

@@ -12,7 +12,7 @@ from .problems import Handler, ProblemError
 from .sessions import Sessions, is_token
 
 GUARDED = "/v1"
-"""What the paths begin with that need the token."""
+"""Paths that begin with this need the token."""
 
 
 def guarded(token: str | None, sessions: Sessions) -> Middleware:

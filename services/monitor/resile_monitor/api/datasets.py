@@ -21,7 +21,7 @@ from .requests import answer, build, read_body, read_key
 FOLDER = "datasets/"
 MAX_REGISTERED = 1000
 NUM_THREADS = 32
-"""Of those that list sources, which may take minutes: other requests never wait for one."""
+"""Threads that only list the sources of datasets, which may take minutes: other requests never wait for one."""
 _NAME: TypeAdapter[str] = TypeAdapter(DatasetName)
 
 
@@ -67,7 +67,7 @@ class DatasetViews:
         return answer(Empty())
 
     def _delete(self, name: str, key: str | None) -> None:
-        """Remove a dataset. The key of the request is stored first: when it is sent again, it is not unknown."""
+        """Remove a dataset. The key of the request is stored first, so that a repeated request succeeds."""
         storage, removal = self._pool.storage, f"{FOLDER}{name}.removed"
         if name in self._names():
             if key:
@@ -84,7 +84,7 @@ class DatasetViews:
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     def _names(self) -> list[str]:
-        """Return the names that are registered: others may keep objects of their own in the folder."""
+        """Return the registered names; other objects in the folder are ignored."""
         keys = self._pool.storage.sizes(FOLDER)
         return sorted(name for key in keys if key == _key(name := key.removeprefix(FOLDER)[:-5]) and _is_name(name))
 

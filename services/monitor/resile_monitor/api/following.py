@@ -1,8 +1,8 @@
-"""Server-sent events: what is stored, and then what comes, until either side goes.
+"""Server-sent events: what is stored, then what follows, until either side disconnects.
 
 The ``id`` of an event says how far its reader has come in each stream that it reads (``events:17,reports:40``), so that
-it can come back with it. A short queue connects the streams and a client: a slow client delays its own reading only,
-and nothing accumulates.
+the reader can resume from there. A short queue connects the streams to a client: a slow client delays only its own
+events, and nothing accumulates.
 """
 
 import asyncio
@@ -26,17 +26,17 @@ from .reading import Entry, Reading, V, merged
 logger = logging.getLogger(__name__)
 
 QUEUE_LENGTH = 256
-"""Entries, which are written together when a client is slower than they come."""
+"""The most entries queued for a client; they are written together when it is slower than they arrive."""
 KEEP_ALIVE_SECONDS = 10.0
 LOOK_SECONDS = 0.5
 LAST_SECONDS = 1.0
-"""In which the last entries of what is over arrive."""
+"""Seconds in which the last entries of a job that is over arrive."""
 NO_ANSWER = "the bus does not respond: try again"
 _PLACE = re.compile(r"([a-z]+):([0-9]{1,18}(?:\.[0-9]{1,9})?)")
 
 
 async def newest(readings: Sequence[Reading[Any, V]], num: int) -> tuple[list[Entry[V]], dict[str, str]]:
-    """Return the newest ``num`` entries of several streams, or fewer if they are large, and the places after all."""
+    """Return the newest ``num`` entries of several streams, or fewer if they are large, and the end of each."""
     async with bus_timeout(NO_ANSWER):
         tails = {reading.name: await reading.tail(num) for reading in readings}
     return merged(tails.values(), num=num), {name: tail.place for name, tail in tails.items()}
@@ -45,10 +45,10 @@ async def newest(readings: Sequence[Reading[Any, V]], num: int) -> tuple[list[En
 async def follow(
     request: web.Request, readings: Sequence[Reading[Any, V]], *, num: int, pool: Pool, job: str | None = None
 ) -> web.StreamResponse:
-    """Send what comes after ``Last-Event-ID``, without one the newest ``num`` entries and what comes after them.
+    """Send the entries after ``Last-Event-ID``, or without one the newest ``num`` entries and those after them.
 
-    Ends when the client goes, the monitor stops, or all of ``job`` was sent and nothing more comes; who comes back then
-    for nothing is told by 204 that it need not again. Raises ProblemError.
+    Ends when the client disconnects, the monitor stops, or ``job`` is over and all of it was sent. A client that then
+    reconnects gets 204, so that it does not try again. Raises ProblemError.
     """
     places = _places(request, readings)
     if places and job:
@@ -73,14 +73,14 @@ async def follow(
 
 
 class _Frames:
-    """Events as they go over the wire, each with how far its reader has come with it."""
+    """Events as they are sent, each with how far its reader has come with it."""
 
     def __init__(self, reached: dict[str, str], metrics: MonitorMetrics) -> None:
         self._reached = reached
         self._metrics = metrics
 
     def start(self) -> bytes:
-        """No event yet, only its id: a reader that loses the connection before the first one can come back too."""
+        """Return an id without an event: a reader that loses the connection before the first event can resume, too."""
         return f"id: {self._id}\n\n".encode()
 
     def _of(self, entry: Entry[V]) -> bytes:
@@ -130,7 +130,7 @@ async def _send(
 
 
 async def _next_batch(queue: asyncio.Queue[Entry[V] | None]) -> list[Entry[V] | None]:
-    """Wait for an entry, or for the end; return it with all that are there up to the end."""
+    """Wait for an entry, or for the end; return it with all that are queued behind it, up to the end."""
     batch = [await queue.get()]
     while batch[-1] is not None and not queue.empty():
         batch.append(queue.get_nowait())
@@ -143,14 +143,14 @@ async def _write(response: web.StreamResponse, frame: bytes) -> None:
 
 
 async def _pump(source: AsyncGenerator[Entry[V], None], queue: asyncio.Queue[Entry[V] | None]) -> None:
-    """Hand on what comes."""
+    """Put each entry of ``source`` into ``queue``."""
     async with aclosing(source):
         async for entry in source:
             await queue.put(entry)
 
 
 async def _then_end(work: Coroutine[Any, Any, object], queue: asyncio.Queue[Entry[V] | None]) -> None:
-    """End the stream once ``work`` has ended, or failed: the client comes back."""
+    """End the stream once ``work`` has ended, or failed: the client reconnects."""
     try:
         await work
     except ResileError as error:
@@ -176,7 +176,7 @@ async def _has_more(readings: Sequence[Reading[Any, Any]], places: Mapping[str, 
 
 
 def _places(request: web.Request, readings: Sequence[Reading[Any, V]]) -> dict[str, str] | None:
-    """Return how far a client that comes back has come in each stream, None for a new one."""
+    """Return how far a client that reconnects has come in each stream; None for a new client."""
     text = request.headers.get("Last-Event-ID")
     if not text:
         return None

@@ -1,4 +1,4 @@
-"""Packages of code: taken in whole, checked, and stored under the name of their content."""
+"""Packages of code: received completely, checked, and stored under the digest of their content."""
 
 import asyncio
 import hashlib
@@ -19,10 +19,10 @@ from .requests import answer, body_time
 PIECE_BYTES = 1 << 20
 UPLOAD_SECONDS = 900.0
 MAX_CHECKS = 2
-"""How many packages are read through at once."""
+"""How many packages are checked at once."""
 _KEY = re.compile(r"packages/[0-9a-f]{64}\.tar\.gz")
 MAX_EXPANSION = 20
-"""How many times larger than the largest package its content may be."""
+"""How many times larger than the largest allowed package the unpacked content may be."""
 
 
 class Packages:
@@ -81,7 +81,7 @@ class Packages:
 
 
 def check_is_stored(storage: ObjectStorage, package: str) -> None:
-    """Raise ProblemError unless ``package`` is what an upload was answered with."""
+    """Raise ProblemError unless ``package`` is the key of an uploaded package."""
     try:
         if _KEY.fullmatch(package):
             storage.size(package)

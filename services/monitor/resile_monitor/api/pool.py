@@ -57,9 +57,9 @@ from .problems import ProblemError
 
 ANSWER_SECONDS = 5.0
 MAX_HISTORY = 1000
-"""Items of a history in one answer."""
+"""The most items of a history in one answer."""
 EXPLAIN_SECONDS = 0.5
-"""An answer without the reasons of the newest decision is better than a late one."""
+"""Time limit for the reasons of the newest decision: an answer without them is better than a late one."""
 
 Entity = Literal["job", "host", "pool", "tenant"]
 M = TypeVar("M", bound=BaseModel)
@@ -77,7 +77,7 @@ class Pool:
     slots: SlotStore
     max_package_bytes: int
     source_seconds: float = 10.0
-    """In which the source of a dataset answers a request."""
+    """Seconds in which the source of a dataset must answer a request."""
     admission: Credentials | None = None
     """Bus credentials for agents of other machines; None: no machine may join."""
     has_caught_up: bool = False
@@ -107,12 +107,12 @@ class Pool:
     async def history(self, record: JobRecord, *, before: int = MAX_INTEGER) -> tuple[HistoryItem, ...]:
         """Return the newest items of a job's history with numbers below ``before``, as many as an answer has room for.
 
-        What ``record`` does not hold unpublished was published before it was stored.
+        Items that ``record`` does not hold as unpublished were published before it was stored.
         """
         return tuple(traced.item for traced in await self.traced_history(record, before=before))
 
     async def traced_history(self, record: JobRecord, *, before: int = MAX_INTEGER) -> tuple[TracedItem, ...]:
-        """Return the same with the trace of each item."""
+        """Return the same items as `history`, each with its trace."""
         if not self.bus.is_up:
             raise ProblemError("unavailable", "the bus is disconnected: try again")
         events = self.bus.read_stream(EVENTS, JobEvent, subject=subjects.job_events(record.job))
@@ -140,7 +140,7 @@ class Pool:
         return oldest is not None and oldest.stored is not None and oldest.stored > ended  # newer ones have replaced it
 
     async def job_curves(self, job: str) -> CurvesView:
-        """Return the curves of a job that there is."""
+        """Return the curves of an existing job."""
         async with bus_timeout("the bus does not respond: try again"):
             return curves_view(await self.curves.curves(job))
 
@@ -181,7 +181,7 @@ class Pool:
     ) -> Accepted:
         """Send a command and wait until its effect is visible; return the answer.
 
-        ``key`` makes it happen once; it counts for one verb and one target alone.
+        With a ``key`` the command takes effect once. A key is specific to one verb and one target.
         """
         answer = await self._accepted(entity, verb, request, target=target, key=key)
         target = answer.job_id or target
@@ -205,7 +205,7 @@ class Pool:
         return PolicyView(policy=record.policy, preemption=record.preemption)
 
     async def change_policy(self, command: PoolPolicy, *, key: str | None) -> PolicyView:
-        """Change how jobs share slots; return how they do so then."""
+        """Change how jobs share slots; return the new policy."""
         await self._accepted("pool", "policy", command, target="", key=key)
         return await self.policy()
 
@@ -231,7 +231,7 @@ class Pool:
     async def change_tenant(
         self, verb: Literal["set", "delete"], command: TenantSet | TenantDelete, *, key: str | None
     ) -> TenantList:
-        """Change what a tenant gets; return all tenants as they are then."""
+        """Change what a tenant gets; return all tenants after the change."""
         await self._accepted("tenant", verb, command, target=command.tenant_id, key=key)
         return await self.tenants()
 

@@ -1,7 +1,7 @@
-"""Streams as clients read them: the newest entries, and on from any place.
+"""Streams as clients read them: the newest entries, and those after any place.
 
-A place is the sequence of the last message of which everything was sent, or ``<sequence>.<number>`` when only so many
-entries of that message were: one message of a log holds many lines.
+A place is the sequence of the last message that was sent completely, or ``<sequence>.<number>`` when only the first
+``number`` entries of that message were sent: one message of a log holds many lines.
 """
 
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
@@ -36,12 +36,12 @@ class Entry(Generic[V]):
 
     @property
     def place(self) -> str:
-        """How far a reader has come with this entry."""
+        """The place of a reader that has received this entry."""
         return f"{self.sequence}" if self.is_last else f"{self.sequence}.{self.number}"
 
     @property
     def place_before(self) -> str:
-        """How far a reader has come that lacks this entry and no earlier one."""
+        """The place of a reader that lacks this entry but no earlier one."""
         return f"{self.sequence}.{self.number - 1}" if self.number > 1 else f"{self.sequence - 1}"
 
 
@@ -52,11 +52,11 @@ class Newest(Generic[V]):
     entries: list[Entry[V]]
     place: str
     is_cut: bool
-    """Whether there are fewer than were asked for because the older ones have too many bytes."""
+    """Whether entries that were asked for are left out because the older messages have too many bytes."""
 
 
 class Reading(Generic[M, V]):
-    """One stream, and how its messages are shown. Every call waits for a bus that is away."""
+    """One stream, and how its messages are shown. Every call waits while NATS is disconnected."""
 
     def __init__(self, name: str, replay: StreamReader[M], show: Callable[[Received[M]], Sequence[V]]) -> None:
         self.name = name
@@ -75,7 +75,7 @@ class Reading(Generic[M, V]):
             width = min(num, _WIDER * width)
 
     async def has_after(self, place: str) -> bool:
-        """Tell whether there is an entry after ``place`` now."""
+        """Return whether there is an entry after ``place`` now."""
         after, num_sent = _position(place)
         while (message := await self._replay.first_after(after)) and message.sequence is not None:
             if any(entry.sequence > after + 1 or entry.number > num_sent for entry in self._entries(message)):
@@ -84,7 +84,7 @@ class Reading(Generic[M, V]):
         return False
 
     async def follow(self, place: str) -> AsyncGenerator[Entry[V], None]:
-        """Yield each entry after ``place``, for ever."""
+        """Yield each entry after ``place``, forever."""
         after, num_sent = _position(place)
         async with aclosing(self._replay.follow(after=after)) as messages:
             async for message in messages:
@@ -103,7 +103,7 @@ class Reading(Generic[M, V]):
 
 
 def _position(place: str) -> tuple[int, int]:
-    """Return the sequence after which ``place`` is, and how many entries of the message after that were sent."""
+    """Return the last sequence that was sent completely, and how many entries of the next message were sent."""
     sequence, _, num_sent = place.partition(".")
     return (int(sequence) - 1, int(num_sent)) if num_sent and int(sequence) else (int(sequence), 0)
 
@@ -111,7 +111,7 @@ def _position(place: str) -> tuple[int, int]:
 def merged(tails: Iterable[Newest[V]], *, num: int) -> list[Entry[V]]:
     """Return the newest ``num`` entries of several streams, in the order in which they were stored.
 
-    None is older than what a stream that is cut begins with: no entry is missing between others.
+    No entry is older than the first one of a stream that is cut, so none is missing between others.
     """
     streams = list(tails)
     begins = [tail.entries[0].stored for tail in streams if tail.is_cut and tail.entries]

@@ -33,7 +33,7 @@ async def read_body(request: web.Request, model: type[M]) -> M:
 
 @asynccontextmanager
 async def body_time(seconds: float = BODY_SECONDS) -> AsyncIterator[None]:
-    """Raise ProblemError when a client takes longer to send a body, or a piece of it."""
+    """Raise ProblemError when a client takes longer than ``seconds`` to send a body, or a piece of it."""
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -43,7 +43,7 @@ async def body_time(seconds: float = BODY_SECONDS) -> AsyncIterator[None]:
 
 
 def build(model: type[M], fields: Mapping[str, object]) -> M:
-    """Return a command with what the path and the body of a request say."""
+    """Return a command with the fields from the path and the body of a request."""
     try:
         return model.model_validate(fields)
     except ValidationError as error:
@@ -59,7 +59,7 @@ def read_query(request: web.Request, model: type[M]) -> M:
 
 
 def read_key(request: web.Request) -> str | None:
-    """Return the idempotency key, None without one."""
+    """Return the idempotency key; None without one."""
     key = request.headers.get("Idempotency-Key")
     if key is not None and not _KEY.fullmatch(key):
         raise ProblemError("invalid", "Idempotency-Key must be 1 to 200 visible ASCII characters")

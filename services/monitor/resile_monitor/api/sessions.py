@@ -1,7 +1,7 @@
 """Browsers log on once: the token is exchanged for a cookie that scripts of the page cannot read.
 
 The cookie holds a digest of the token, so every monitor of the pool accepts it, and nothing is stored. A browser sends
-it with whatever asks for this address, so requests that change something must come from the page itself (`Origin`).
+it with every request for this address, so requests that change something must come from the page itself (`Origin`).
 """
 
 import hashlib
@@ -72,7 +72,7 @@ class Sessions:
         return response
 
     def _name(self, token: str) -> str:
-        """Name the cookie after the pool: browsers keep those of all ports of a machine together."""
+        """Name the cookie after the pool: browsers share the cookies of all ports of a machine."""
         return f"resile-{_digest(token, 'name')[:8]}"
 
 

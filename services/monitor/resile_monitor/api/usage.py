@@ -18,7 +18,10 @@ class UsageQuery(Message):
 
     tenant: Id | None = None
     hours: int | None = Field(
-        default=None, ge=1, le=HOURS_KEPT - 1, description="of the last so many hours; null: of all time"
+        default=None,
+        ge=1,
+        le=HOURS_KEPT - 1,
+        description="only the slot-hours of this many last hours; null: of all time",
     )
 
 

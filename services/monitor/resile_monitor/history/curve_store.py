@@ -28,12 +28,13 @@ class CurveStore:
             dump=lambda curves, sequence: curves.message(sequence=sequence),
         )
         self._position = 0
-        """The report that was handled last."""
+        """The sequence of the report that was handled last."""
 
     async def load(self, newest: dict[str, int]) -> int:
-        """Return where reading goes on, so that no report is missed of jobs with newest reports of such sequences.
+        """Return the sequence after which to read on, so that no report is missed.
 
-        Curves of a later report than there is, since the bus has lost the end of the stream, tell nothing of that.
+        ``newest`` has the sequence of each job's newest report. Stored curves with a later sequence than the stream has
+        count as including no report: the bus has lost the end of the stream.
         """
         last = await self._bus.read_stream(PROGRESS, Report).last()
         behind = [max(newest.values(), default=0)]
@@ -67,7 +68,7 @@ class CurveStore:
         return self._jobs.kept[job].value.message(sequence=self._position)
 
     async def run(self) -> None:
-        """Store what has changed once in a while, until cancelled; then a last time, unless that takes long."""
+        """Store changes regularly until cancelled, then a last time, unless that takes long."""
         await store_regularly(self.store)
 
     async def store(self) -> None:

@@ -1,7 +1,7 @@
 """The curves of one job from the progress that it reports: thinned to a bounded size as it goes on.
 
-- A point is a report as it was: of ``stride`` iterations the newest one. When a table is full, its stride doubles.
-- A job that resumes from a checkpoint draws over what it had trained beyond it.
+- A point is one report, unchanged: the newest of each ``stride`` iterations. When a table is full, its stride doubles.
+- A job that resumes from a checkpoint overwrites the points beyond it.
 - A report that was handled already, or that is older than the newest, changes nothing: reports may be read again.
 - An iteration that ends an epoch may be reported twice: when it is committed, and once more with the scores of the
   validation after it.
@@ -37,7 +37,7 @@ class Table:
     points: list[Point] = field(default_factory=list)
 
     def add(self, point: Point) -> None:
-        """Add a point; those that are not before it are replaced."""
+        """Add a point; it replaces those at its iteration and later ones."""
         self.drop_from(point.iteration)
         if self.points and self._is_one(self.points[-1], point):
             self.points.pop()
@@ -135,7 +135,7 @@ def speeds(table: CurveTable) -> tuple[float | None, ...]:
 
 
 def _present(values: Mapping[str, float | None]) -> dict[str, float]:
-    """Return the numbers that JSON has a form for, to as many digits as are drawn."""
+    """Return the finite numbers, which JSON can represent, rounded to as many digits as are drawn."""
     return {
         name: float(f"{value:.{_DIGITS}g}")
         for name, value in list(values.items())[:MAX_CURVES]

@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 STORE_SECONDS = 30.0
 CLOSE_SECONDS = 3.0
 MAX_UNRECORDED = 20
-"""After so many checks, a job that has a value but never had a record counts as deleted."""
+"""A job that has a value but never had a record counts as deleted after this many checks."""
 
 V = TypeVar("V")
 M = TypeVar("M", bound=Derived)
@@ -54,7 +54,7 @@ class JobStore(Generic[V, M]):
         self._dump = dump
         self.kept: dict[str, Kept[V]] = {}
         self._recorded: set[str] = set()
-        """Jobs in memory that had a record: without one they are deleted."""
+        """Jobs in memory that have had a record: once it is gone, they count as deleted."""
 
     async def get(self, job: str) -> Kept[V]:
         """Return the value of a job, and keep it in memory. Waits while NATS is disconnected."""

@@ -20,7 +20,7 @@ from .steps import FINEST_MS, Steps
 MAX_JOBS_SHOWN = 500
 MAX_MARKS_SHOWN = 2000
 NUM_SHOWN = 256
-"""An answer has between this number of steps and twice as many for a series that changes often."""
+"""An answer has from this many to twice as many steps for a series that changes often."""
 _HOLDS_NONE = (JobState.QUEUED, JobState.PAUSED)
 _HOST_MARKS: dict[type[HostEvent], MarkKind] = {
     HostJoined: "joined",

@@ -51,12 +51,12 @@ class SlotStore:
         self._is_dirty = False
         self._caught_up = asyncio.Event()
         self._lock = asyncio.Lock()
-        """Held while it is loaded, or stored."""
+        """Held while the history is loaded or stored."""
 
     async def follow(self) -> None:
         """Load the stored history, then handle the events after it, forever.
 
-        Again from the start when the sequences of events go back, because an older store of the bus was restored.
+        Starts over when the sequences of events go back, because an older store of the bus was restored.
         """
         while True:
             self._caught_up.clear()
@@ -123,7 +123,7 @@ class SlotStore:
         return history.held.last > 0 or history.newest >= self._pool.newest - 1000 * MAX_SECONDS
 
     async def _release_removed(self) -> None:
-        """Take their slots from jobs that were removed, with the events of their ends, before those were read."""
+        """Release the slots of jobs that were removed, with the events of their ends, before these were read."""
         for job in [job for job in self._pool.holding if self._projection.record(job) is None]:
             with suppress(UnreadableError):
                 if await self._bus.bucket(JOBS).get(job) is None:  # else the projection is behind
@@ -131,7 +131,7 @@ class SlotStore:
                     self._is_dirty = True
 
     async def _load(self) -> None:
-        """Load what is stored. If some of it is ahead of the events, begin anew with those that there are."""
+        """Load what is stored. If some of it is ahead of the events, rebuild it from the existing events."""
         self._pool, self._revision = PoolHistory(), 0
         try:
             if entry := await self._bus.bucket(POOL_SLOTS).get(POOL_SLOTS_KEY):

@@ -15,7 +15,7 @@ from resile_shared.messages.webhooks import Webhook, key_of
 MAX_ATTEMPTS = 12
 LONGEST_PAUSE_SECONDS = 900.0
 CLAIM_FACTOR = 3.0
-"""A claim that has stood still for so many times the limit of an attempt has lost its holder."""
+"""A claim that has not changed for this many times the limit of an attempt has lost its holder."""
 MAX_ERROR = 200
 
 
@@ -27,7 +27,7 @@ class Pace:
     first_pause_seconds: float
 
     def pause_seconds(self, attempts: int) -> float:
-        """Return the pause after so many attempts that failed."""
+        """Return the pause after ``attempts`` failed attempts."""
         return float(min(self.first_pause_seconds * 2 ** min(attempts - 1, 30), LONGEST_PAUSE_SECONDS))
 
 
@@ -66,16 +66,16 @@ def delivery(webhook: Webhook, event: JobEvent, *, now: datetime) -> Delivery:
 
 
 def signature(secret: str, *, id_: str, sent: str, body: bytes) -> str:
-    """Return the signature of a delivery, as Standard Webhooks 1.0 has it (standardwebhooks.com)."""
+    """Return the signature of a delivery, as Standard Webhooks 1.0 specifies it (standardwebhooks.com)."""
     digest = hmac.new(key_of(secret), f"{id_}.{sent}.".encode() + body, hashlib.sha256).digest()
     return f"v1,{base64.b64encode(digest).decode()}"
 
 
 def seconds_to_wait(webhook: Webhook, *, by: str, pace: Pace, now: datetime, unchanged_seconds: float) -> float:
-    """Return in how many seconds ``by`` may claim an attempt, given for how long the record has stood still.
+    """Return in how many seconds ``by`` may claim an attempt, given how long the record has not changed.
 
-    A claim of its own need not be waited for: it is making no attempt, and the answer to a write was lost. Clocks of
-    monitors may differ: no pause is longer than the longest one on the clock of who waits.
+    It does not wait for a claim of its own: it is making no attempt, and the answer to a write was lost. Clocks of
+    monitors may differ: no pause exceeds the longest one on the clock of the monitor that waits.
     """
     if webhook.claimed_by not in (None, by):
         return max(0.0, CLAIM_FACTOR * pace.attempt_seconds - unchanged_seconds)

@@ -110,7 +110,7 @@ class Deliveries:
                     await receiver.woken.wait()
 
     async def _step(self, receiver: _Receiver, http: aiohttp.ClientSession) -> float | None:
-        """Attempt what is due; return in how many seconds something else is, None: when woken."""
+        """Attempt what is due; return in how many seconds to look again, None: not before it is woken."""
         webhook, revision = receiver.webhook, receiver.revision  # what is decided below is about these
         event = await self._next(webhook)
         if event is None:
@@ -132,7 +132,7 @@ class Deliveries:
         return 0.0
 
     async def _next(self, webhook: Webhook) -> Received[JobEvent] | None:
-        """Return the first event that the receiver asked for and was not told yet."""
+        """Return the first event that the receiver asked for and has not been sent yet."""
         if await self._first_stored(webhook) is None:
             return None
         return await self._first_stored(webhook)  # an earlier event may have been stored after its kind was read

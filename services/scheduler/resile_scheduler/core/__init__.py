@@ -1,1 +1,1 @@
-"""State and decisions of the scheduler: no clock, no chance, no input or output."""
+"""State and decisions of the scheduler: no clock, no randomness, no input or output."""

@@ -22,10 +22,10 @@ from .job import Job
 from .pool import Pool
 
 RECENT_SECONDS = 86400.0
-"""What a tenant has used in so long counts against it when tenants wait."""
+"""What a tenant has used in the past this many seconds counts against it when tenants wait."""
 REFRESH_SECONDS = 60.0
 OTHERS = "other-tenants"
-"""Has the removed usage of those tenants for which there is no room."""
+"""The name under which the removed usage of tenants beyond `MAX_TENANTS` is added up."""
 
 
 @dataclass
@@ -34,12 +34,12 @@ class _Unreported:
 
     num: int
     known: set[int]
-    """Those of the earlier scheduler that this one knows."""
+    """Workers of the earlier scheduler that this one knows."""
     next_worker: int
-    """From this number on, workers are this scheduler's own."""
+    """Workers from this number on are this scheduler's own."""
 
     def see(self, workers: Iterable[int]) -> None:
-        """Take those off that a host has reported."""
+        """Subtract the workers that a host has reported."""
         reported = {number for number in workers if number < self.next_worker} - self.known
         self.known |= reported
         self.num = max(0, self.num - len(reported))
@@ -52,15 +52,15 @@ class Accounting:
         self._pool = pool
         self._removed: dict[str, RemovedUsage] = {}
         self._counted: dict[str, str] = {}
-        """Jobs that the removed usage has, and of which tenant."""
+        """Jobs that the removed usage includes, each with the tenant under which it is counted."""
         self._changed: dict[str, None] = {}
         self._due: set[str] = set()
-        """Jobs that have waited for so long that a decision was requested."""
+        """Jobs that have waited so long that a decision was requested."""
         self.recent: dict[str, float] = {}
         """The slot-seconds that the jobs of each tenant have held in the last day, as of the last minute."""
         self._refreshed = float("-inf")
         self._unreported: dict[str, _Unreported] = {}
-        """By job; they hold their slots until all hosts have said which workers they have."""
+        """Unreported workers by job; they hold their slots until all hosts have reported which workers they have."""
 
     def restore(self, removed: Iterable[RemovedUsage]) -> None:
         """Take over what is stored."""
@@ -102,18 +102,18 @@ class Accounting:
                 self._pool.changed(job, f"{job.id} has waited for {PATIENCE_SECONDS / 60:g} minutes")
 
     def on_hosts_changed(self) -> None:
-        """Count no unreported workers any more once all hosts have said which workers they have."""
+        """Stop counting unreported workers once all hosts have reported which workers they have."""
         if self._unreported and not any(host.is_alive and not host.is_heard for host in self._pool.hosts.values()):
             for name in self._unreported.keys() & self._pool.jobs.keys():
                 self._pool.touch(self._pool.jobs[name])
             self._unreported.clear()
 
     def is_counted(self, job: str) -> bool:
-        """Whether the removed usage of its tenant has what this job has used."""
+        """Whether the removed usage of its tenant includes what this job has used."""
         return job in self._counted
 
     def on_removed(self, job: str) -> None:
-        """Forget a job of which nothing is stored any more."""
+        """Forget a job for which nothing is stored any more."""
         self._due.discard(job)
         tenant = self._counted.pop(job, None)
         if tenant is not None:
@@ -124,7 +124,7 @@ class Accounting:
                 self._add_removed(other)
 
     def take_changes(self) -> list[StoreUsage]:
-        """Return, once, what is not stored."""
+        """Return the changes that are not stored yet; each is returned once."""
         changed, self._changed = self._changed, {}
         return [StoreUsage(self._removed[tenant]) for tenant in changed]
 
@@ -136,7 +136,7 @@ class Accounting:
         return unreported.num
 
     def _refresh(self, now: float) -> None:
-        """Count anew what tenants have used lately, if there are several."""
+        """Recompute what tenants have used recently, if there are several."""
         self._refreshed = now
         if len({job.record.spec.tenant for job in self._pool.jobs.values() if not job.is_over}) < 2:
             return
@@ -165,16 +165,17 @@ class Accounting:
 def held_since(job: Job, *, now: float) -> float:
     """Return since when a job has had a claim to the slots that it holds: since it got them, or was due before.
 
-    Otherwise the next job that is due would come before it, and all that are due would take turns.
+    Otherwise the next job that is due would rank before it, and all jobs that are due would take turns.
     """
     since = job.record.holding_since
     return since.timestamp() if since else min(at(now).timestamp(), due_since(job))
 
 
 def attained(job: Job, *, now: float) -> float:
-    """Return the slot-seconds that a job has held so far: also those that are not counted yet, as it holds slots.
+    """Return the slot-seconds that a job has held so far, with those of its present slots that are not counted yet.
 
-    None, if it has never trained: a start that was cancelled, or that a crash of the scheduler undid, costs it no turn.
+    A job that has never trained has held 0: a start that was cancelled, or that a crash of the scheduler undid, costs
+    it no turn.
     """
     if not job.record.generation:
         return 0.0
@@ -189,6 +190,6 @@ def was_due(job: Job, *, now: float) -> bool:
 
 
 def due_since(job: Job) -> float:
-    """Return when the job has waited for so long that it is due; infinite if it is not waiting."""
+    """Return when the job has waited long enough to be due; infinite if it is not waiting."""
     since = job.record.waiting_since
     return since.timestamp() + PATIENCE_SECONDS if since else inf

@@ -52,7 +52,7 @@ def next_change(
 ) -> Change | None:
     """Return what can be done now towards ``target`` on the slots ``wanted``; None: nothing, or it has to wait.
 
-    On those of them that are ``free`` workers may be started.
+    Workers may be started only on those slots that are ``free``.
     """
     if job.is_gang and job.generations.is_cold_starting:  # its scripts may already be running
         return None
@@ -75,7 +75,7 @@ def _present_batch(job: Job) -> int | None:
 def _batch_on_the_way(job: Job, target: Target, workers: int) -> int | None:
     """Return the batch for another number of workers than the target's.
 
-    The smaller one suits either, as far as it has samples for all of these.
+    The smaller of both batches suits either number, as far as it has samples for all workers.
     """
     present, declared = _present_batch(job), job.record.ready and job.record.ready.batch_range
     if not (present and target.batch_size and declared):
@@ -277,7 +277,7 @@ class Allocator:
     def _bind(self, job: Job) -> None:
         """Record the class of device on which the job may train from now on: its bits are those of that class.
 
-        A host that is lost may have trained and stored checkpoints of which nobody has heard.
+        A host that is lost may have trained and stored checkpoints that were never reported.
         """
         host = self._pool.hosts.get(job.generations.placements[0].host)
         if host and not job.record.device_class and not job.is_gang:

@@ -6,9 +6,9 @@ Nothing of this is stored: a new scheduler tries again at once, which costs one 
 BACKOFF_SECONDS = 5.0
 MAX_BACKOFF_SECONDS = 300.0
 RESTART_SECONDS = 1.0
-"""The first pause; each start that makes no progress doubles it."""
+"""The first pause before another start; each further start that makes no progress doubles it."""
 MAX_DOUBLINGS = 10
-"""More make no difference, and after some days would be a number that no float holds."""
+"""The most doublings of a pause: more make no difference, and after some days would overflow a float."""
 
 
 class HostBackoff:
@@ -38,7 +38,7 @@ class HostBackoff:
         return frozenset(host for host, until in self._until.items() if until > now)
 
     def expire(self, *, now: float) -> list[str]:
-        """Return, once, the hosts whose time is over."""
+        """Return the hosts whose backoff is over, each once."""
         expired = [host for host, until in self._until.items() if until <= now]
         for host in expired:
             del self._until[host]
@@ -54,11 +54,11 @@ class StartBackoff:
         self._until = float("-inf")
 
     def begin(self, iteration: int) -> None:
-        """The job trains, from ``iteration`` on."""
+        """Record that the job trains from ``iteration`` on."""
         self._begun = iteration
 
     def end(self, iteration: int, *, now: float) -> None:
-        """It has no workers any more, after it had come to ``iteration``."""
+        """Record that the job has no workers any more, after it reached ``iteration``."""
         self._num_fruitless = 0 if iteration > self._begun else self._num_fruitless + 1
         self._begun = float("inf")
         if self._num_fruitless > 1:
@@ -78,7 +78,7 @@ class StartBackoff:
         return now < self._until
 
     def expire(self, *, now: float) -> bool:
-        """Return, once, whether the pause is over."""
+        """Return whether the pause is over; True only once."""
         is_over = float("-inf") < self._until <= now
         if is_over:
             self._until = float("-inf")

@@ -61,7 +61,7 @@ class Scheduler:
 
     ``epoch`` is that of its lease; the secrets of generations are derived from ``secret``; after ``detection_seconds``
     of silence the pool counts a host or worker as lost; jobs that ended are kept within ``limits``.
-    ``policy`` decides until one of ``policies`` is chosen; ``chosen`` precedes what is stored.
+    ``policy`` decides until one of ``policies`` is chosen; ``chosen`` takes precedence over what is stored.
     """
 
     def __init__(
@@ -213,7 +213,7 @@ class Scheduler:
 
 
 def _jobs_of(event: Event) -> Iterable[str]:
-    """Return the jobs that ``event`` names: what a report or a heartbeat changes need not matter to a decision."""
+    """Return the jobs that ``event`` names: what a report or a heartbeat changes may call for no decision."""
     match event:
         case Report(job=job) | JobNotStored(job):
             return [job]

@@ -21,15 +21,15 @@ from .worker_ends import WorkerEnds
 
 JOIN_SECONDS = 600.0
 LINK_DETECTIONS = 10
-"""How many times ``detection_seconds`` joiners that are ready may take to connect to all members."""
+"""Joiners that are ready may take this many times ``detection_seconds`` to connect to all members."""
 LINK_ITERATIONS = 2
 LOAD_BYTES_PER_SECOND = 10_000_000
-"""A checkpoint that is loaded more slowly makes a cold start time out."""
+"""A cold start times out if its checkpoint is loaded more slowly than this."""
 
 
 @dataclass(frozen=True)
 class LinkWait:
-    """Since when all who are to join ``generation`` are ready, and which iteration it was then."""
+    """Since when all workers that are to join ``generation`` are ready, and the iteration at that time."""
 
     generation: int
     since: float
@@ -90,9 +90,10 @@ class Deadlines:
                 self._withdraw(job, worker, f"not ready after {JOIN_SECONDS:g} seconds", now)
 
     def _withdraw_unlinked(self, job: Job, now: float) -> None:
-        """Withdraw joiners that are ready and do not join though training goes on: of one host at a time.
+        """Withdraw joiners that are ready but do not join although training goes on, those of one host at a time.
 
-        Which of them lacks links is not known, so the host that was tried first goes first: it comes back as the last.
+        Which of them lacks links is not known, so the host that was tried first is withdrawn first; it is tried again
+        last.
         """
         joiners = [job.workers[number] for number in sorted(job.joiners)]
         is_due = job.generations.is_settling and not job.generations.is_recovering
@@ -104,7 +105,7 @@ class Deadlines:
             self._withdraw(job, worker, why, now)
 
     def _give_up_start(self, job: Job, now: float) -> None:
-        """Give up a cold start that takes too long, because of the first member of which that is known."""
+        """Give up a cold start that takes too long, and name the member that is most likely the cause."""
         members = [job.workers[number] for number in sorted(job.held)]
         late = [w for w in members if w.phase < Phase.READY and now - w.named_at >= JOIN_SECONDS]
         if late:

@@ -5,7 +5,7 @@
 3. `allocator`: what can be done towards that now? A slot of another job is free, and so ordered for this one, only once
    the release of its worker was seen.
 
-A policy sees all jobs each time; of the rest only what has changed is done again (`job_view.py`).
+A policy sees all jobs each time; the rest is repeated only for what has changed (`job_view.py`).
 """
 
 from collections import Counter
@@ -33,11 +33,11 @@ from .sharing import Sharing
 from .supply import Supply
 
 MOST_EXCHANGES = 4
-"""That are looked for in one decision."""
+"""At most this many exchanges are looked for per decision."""
 
 
 class Cause(NamedTuple):
-    """What happened, in words for the histories of other jobs than that to which it did."""
+    """What happened, in words for the histories of jobs other than the one to which it happened."""
 
     text: str
     job: str
@@ -49,13 +49,13 @@ class Cause(NamedTuple):
 
 @dataclass(frozen=True)
 class SlotCounts:
-    """What becomes of the slots of hosts that take workers."""
+    """How many slots are held and free, and how many more jobs could use."""
 
     held: int
-    """By workers, on any host."""
+    """Slots that workers hold, on any host."""
     free: int
     wanted: int
-    """How many more jobs could use, whatever the policy gives them."""
+    """How many more slots jobs could use, whatever the policy gives them."""
 
 
 class Decisions:
@@ -72,20 +72,20 @@ class Decisions:
         self._is_suspended = False
         self._groups = HostGroups(pool)
         self._views: dict[str, JobView] = {}
-        """Of all jobs that are not over, in the order of their submissions."""
+        """Views of all jobs that are not over, in the order of their submissions."""
         self._requiring: dict[str, JobView] = {}
-        """Those of them that require packages."""
+        """Views of the jobs that require packages."""
         self._by_class: dict[str, Sharing] | None = None
-        """Those of them that share slots, by the class of device on which they do; None: not known."""
+        """The jobs that share slots, by the class of device on which they do; None: not known."""
         self._restless: dict[str, Job] = {}
         self._unsettled: dict[str, JobView] = {}
-        """Those that do not have what they should have."""
+        """Views of the jobs that do not have the slots that they should have."""
         self._too_wide: dict[str, JobView] = {}
-        """Those that are on more hosts than they need."""
+        """Views of the jobs that are on more hosts than they need."""
         self._exchanging: dict[str, JobView] = {}
-        """Those whose exchange of slots is under way."""
+        """Views of the jobs whose exchange of slots is under way."""
         self._retry_at = inf
-        """When jobs may move again that could make room for others."""
+        """When jobs that could make room for others may move again."""
         self._supply = Supply(pool)
 
     def change_policy(self, policy: Policy, cause: str) -> None:
@@ -162,7 +162,7 @@ class Decisions:
                 self._environments.request(view, self._groups)
 
     def _look_at(self, job: Job, now: float) -> JobView | None:
-        """See what has become of ``job``; return None if it is over."""
+        """Update and return the view of ``job``; None if the job is over."""
         self._supply.look_at(job)
         self._restless.pop(job.id, None)
         self._unsettled.pop(job.id, None)
@@ -187,7 +187,7 @@ class Decisions:
         return view
 
     def _limit(self, views: Iterable[JobView], by_class: Mapping[str, Sharing], *, now: float) -> None:
-        """See how many workers ``views`` can have at most and where, and whether they are on too many hosts."""
+        """Find how many workers ``views`` can have at most and where, and whether they are on too many hosts."""
         views = list(views)
         for view in views:
             view.limit_to(self._groups)
@@ -219,10 +219,10 @@ class Decisions:
         return {name: Sharing(views) for name, views in by_class.items()}
 
     def _best_class(self, view: JobView, by_class: Mapping[str, Sequence[JobView]], minimums: Mapping[str, int]) -> str:
-        """Return the class that has most slots that fit for each job that shares them; empty: there are no hosts.
+        """Return the class with the most fitting slots per job that shares it; empty: there are no hosts.
 
-        Classes on which the job's minimum fits come first, those before others on which it does beside the minimums of
-        the other jobs.
+        Classes that can hold the job's minimum come first, preferably those that can hold it on top of the other jobs'
+        minimums.
         """
         least = view.demand.least
 
@@ -271,7 +271,7 @@ class Decisions:
         *,
         now: float,
     ) -> None:
-        """Let jobs leave hosts for free slots that others, which lack some on these hosts, cannot use."""
+        """Move jobs to free slots, so that jobs confined to other hosts can take the slots that they leave."""
         lacking = [want for want in wants if len(placed[want.job]) < want.workers]
         if not lacking:
             return
@@ -299,7 +299,7 @@ class Decisions:
     def _wants(
         self, asked: Sequence[JobView], targets: Mapping[str, Target], looked_at: Mapping[str, JobView], *, now: float
     ) -> tuple[list[Want], list[tuple[JobView, Target]]]:
-        """Return what has to be placed, and those for which something may be done, with their targets."""
+        """Return what has to be placed, and the jobs for which something may be done, with their targets."""
         wants, pending = [], []
         for view in asked:
             target = targets[view.name]
@@ -342,7 +342,7 @@ class Decisions:
         return begun
 
     def _holders(self, view: JobView, targets: Mapping[str, Target], *, now: float) -> dict[str, Holder]:
-        """Return what ``view`` holds, and those jobs on its hosts that may move, too."""
+        """Return what ``view`` and the jobs on its hosts hold, as far as they may move."""
         slots = (slot for name in {slot.host for slot in view.usable} for slot in self._pool.hosts[name].slots)
         names = {self._pool.holders[slot][0] for slot in slots if slot in self._pool.holders}
         views = (self._views[name] for name in names if name in targets and name in self._views)
@@ -359,7 +359,7 @@ class Decisions:
         return place(wants, free=free, released=released, domains=self._groups.domains)
 
     def _missing(self, view: JobView) -> str:
-        """Say which host a job is waiting for, if the pool has hosts, but none that it could ever use; else nothing."""
+        """Return what host a job is waiting for, if the pool has hosts but none that it can use; else nothing."""
         labels = view.job.record.spec.group
         fitting = self._groups.fitting(view.device_class, labels)
         if fitting.num_slots:

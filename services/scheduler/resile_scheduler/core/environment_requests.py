@@ -6,8 +6,8 @@ which hosts are asked for it:
 - At first one host is. It stores the versions that the others install, and what cannot be built fails once: the job
   then fails before it has had a slot, unless another host may succeed.
 - Once that host is ready, as many more are asked as the minimum of the job needs. While the policy gives it all the
-  slots of its ready hosts, or slots are free on others only, as many hosts again are asked, after each other.
-- A host that fails is avoided for a while (`backoff.py`), and asked again after it.
+  slots of its ready hosts, or only other hosts have free slots, as many hosts again are asked, step by step.
+- A host that fails is avoided for a while (`backoff.py`), and asked again afterwards.
 
 Nothing of this is stored: heartbeats repeat it. That a host is ready is a hint; a worker that starts there nevertheless
 builds what is missing.
@@ -35,9 +35,9 @@ class EnvironmentRequests:
         self._pool = pool
         self._recovery = recovery
         self._jobs: dict[str, dict[str, None]] = {}
-        """Jobs that require packages, and the hosts that are asked, in order."""
+        """The hosts that are asked for the environment of each job, in order."""
         self._hosts: dict[str, set[str]] = {}
-        """The hosts that are asked, and the jobs."""
+        """The jobs whose environments each host is asked for."""
         self._failures: dict[str, str] = {}
         """Why the newest build of a job failed on a host that may be at fault."""
 
@@ -102,7 +102,7 @@ class EnvironmentRequests:
         self._ask(job.id, asked)
 
     def forget(self, job: str) -> None:
-        """No host needs the environment of ``job`` any more."""
+        """Record that no host needs the environment of ``job`` any more."""
         self._ask(job, ())
         for known in (self._jobs, self._failures, self._pool.prepared):
             known.pop(job, None)
@@ -118,7 +118,7 @@ class EnvironmentRequests:
         self._jobs[job] = dict.fromkeys(asked)
 
     def _others(self, view: JobView, asked: Sequence[str], others: Collection[str]) -> list[str]:
-        """Return the hosts that are asked as well."""
+        """Return the hosts that are asked in addition to ``asked``."""
         hosts, job = self._pool.hosts, view.job
         ready = [host for host in asked if self._is_ready(host, job.id)]
         if not ready or not others:
@@ -163,7 +163,7 @@ class EnvironmentRequests:
         return report is not None and report.state == "failed"
 
     def reason(self, view: JobView, fitting: HostGroup) -> str:
-        """Say what a job is waiting for if it could run on the hosts that fit, and has no environment on enough."""
+        """Return what a job is waiting for if it fits on the hosts, but too few of them have its environment."""
         job = view.job
         if not job.record.spec.requirements or view.demand.least <= view.demand.most:
             return ""

@@ -37,24 +37,24 @@ class JobFault:
 
 @dataclass(frozen=True)
 class StateRestored:
-    """What is stored, as a new leader has read it, or as this one begins again (`restart.py`). Its first event."""
+    """What is stored, as a new leader reads it or as this one starts over with it (`restart.py`). The first event."""
 
     jobs: tuple[JobRecord, ...] = ()
     allocations: tuple[Allocation, ...] = ()
     hosts: tuple[HostRecord, ...] = ()
     last_number: int = 0
-    """The highest number of a job that is gone, or that cannot be read."""
+    """The highest number of a job that is gone, or whose record cannot be read."""
     policy: PolicyRecord | None = None
-    """None: it was never changed."""
+    """The stored policy; None: it was never changed."""
     tenants: TenantsRecord | None = None
-    """None: no tenant was ever configured."""
+    """The configured tenants; None: no tenant was ever configured."""
     removed_usage: tuple[RemovedUsage, ...] = ()
     is_suspended: bool = False
     """Whether the pool is about to stop."""
     ignored_hosts: frozenset[str] = frozenset()
-    """Those with a heartbeat that could not be handled, lately."""
+    """Hosts with a recent heartbeat that could not be handled."""
     fault: JobFault | None = None
-    """It ends its job before anything is decided."""
+    """The fault of a job, which ends before anything is decided."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class JobChangeRequested:
 
 @dataclass(frozen=True)
 class JobNotStored:
-    """The bus refused to store the job, for good: without that it cannot go on."""
+    """The bus has finally refused to store the job, which cannot go on without that."""
 
     job: str
     reason: str
@@ -86,7 +86,7 @@ class JobNotStored:
 class PoolSuspendRequested:
     """The pool is about to stop: all jobs are suspended, and none starts.
 
-    ``command`` is the id of the request, ``epoch`` that of the scheduler that is meant.
+    ``command`` is the id of the request, ``epoch`` that of the scheduler to which it is addressed.
     """
 
     command: str
@@ -111,14 +111,14 @@ class TenantChangeRequested:
 
 @dataclass(frozen=True)
 class JobRemoved:
-    """Nothing is stored of the job any more."""
+    """Nothing is stored for the job any more."""
 
     job: str
 
 
 @dataclass(frozen=True)
 class HostRemoved:
-    """The registry has removed the record of a host that was gone for long."""
+    """The registry has removed the record of a host that had been gone for a long time."""
 
     host: str
 
@@ -146,7 +146,7 @@ class ProbeExpired:
 
 
 Request = JobSubmitted | JobChangeRequested | PoolSuspendRequested | PolicyChangeRequested | TenantChangeRequested
-"""Events that are answered."""
+"""Events that get an answer."""
 
 Event = (
     StateRestored
@@ -254,7 +254,7 @@ class RemoveJob:
 class ProbeHost:
     """Ask the agent of ``host`` for a heartbeat at once, and return `ProbeExpired` after ``seconds``.
 
-    ``beat`` is the number of its last one.
+    ``beat`` is the number of its last heartbeat.
     """
 
     host: str

@@ -1,7 +1,7 @@
-"""How a job that is spread over more hosts than it needs exchanges slots with others, so that it is on one fewer.
+"""How a job that is spread over more hosts than it needs exchanges slots with others, to be on one host fewer.
 
-It leaves one of its hosts for another one of them. What is free there is not enough, so jobs that have workers there
-take the slots that it leaves. Nobody is on more hosts than before, so exchanges end by themselves.
+It leaves one of its hosts for another of them. The free slots there are not enough, so jobs that have workers there
+take the slots that it leaves. No job is on more hosts than before, so exchanges come to an end.
 """
 
 from collections import Counter
@@ -13,11 +13,11 @@ from .topology import Domain, num_places
 
 Slots = tuple[SlotId, ...]
 MayUse = Callable[[str, str], bool]
-"""Whether a job may start workers on a host."""
+"""Returns, for a job and a host, whether the job may start workers there."""
 
 
 class Holder(NamedTuple):
-    """What a job holds, in rank order, and how many workers it keeps at least, unless all are replaced at once."""
+    """What a job holds, in rank order, and the fewest workers that it keeps unless all are replaced at once."""
 
     slots: Slots
     least: int
@@ -44,10 +44,10 @@ def exchange(
     may_use: MayUse,
     domains: Mapping[str, Domain],
 ) -> dict[str, Slots]:
-    """Return the slots that ``job`` and others should have instead of those that they have; empty: there is no way.
+    """Return the slots that ``job`` and others should have instead of those that they have; empty: there are none.
 
     ``holders`` are the jobs that may move. The host where the job has fewest workers is left for the one where it has
-    most, if that can be.
+    most, if possible.
     """
     on_host = Counter(slot.host for slot in holders[job].slots)
     for away in sorted(on_host, key=lambda host: (on_host[host], host)):
@@ -62,7 +62,7 @@ def exchange(
 def _leave(
     away: str, host: str, job: str, holders: Mapping[str, Holder], *, free: Sequence[SlotId], may_use: MayUse
 ) -> dict[str, Slots]:
-    """Return who gets what if the job leaves ``away`` for ``host``; empty: too few make room."""
+    """Return the slots of each job that moves if ``job`` leaves ``away`` for ``host``; empty: too few make room."""
     leaving = sorted(holders[job].on(away))
     missing = len(leaving)
     gained = sorted(free)[:missing]

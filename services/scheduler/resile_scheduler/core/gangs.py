@@ -22,7 +22,7 @@ from .worker import Phase, Worker
 MAX_RESTARTS = 3
 STEADY_SECONDS = 600.0
 DETECTIONS = 2.0
-"""The number of `detection_seconds` that pass until the loss of a host is known."""
+"""How many times `detection_seconds` pass until the loss of a host is known."""
 _HOW = "a gang cannot continue without all its workers; with --restartable it starts again"
 
 

@@ -20,18 +20,18 @@ class JobGenerations:
         self.active_since = 0
         """The first iteration of the active generation."""
         self.active_until: int | None = None
-        """The iteration at which its members wait for the next one."""
+        """The iteration at which the members of the active generation wait for the next one."""
         self.batch_size: int | None = None
-        """The global batch that was given last; None: none was."""
+        """The global batch that a generation was last given; None: none was given."""
         self.is_batch_known = True
-        """False after a recovery: its members continue with the batch of the round that they abandoned."""
+        """Whether the batch is known: not after a recovery, which continues with the batch of the abandoned round."""
         self.unreconciled_slots: frozenset[str] = frozenset()
-        """Slots of an earlier scheduler's active generation, by the record, as long as its workers are not known."""
+        """Slots that the record gives an earlier scheduler's active generation, while its workers are not known."""
         self.gone_since: float | None = None
-        """Since when all members are gone, as far as is known, though none reported a result."""
+        """When all members were found to be gone without a reported result; None: they are not, as far as is known."""
         self._reported = (0, 0.0)
         self._binding: int | None = None
-        """The generation by whose order the job got its class of device."""
+        """The generation whose order gave the job its class of device."""
 
     @property
     def placements(self) -> tuple[Placement, ...]:
@@ -72,7 +72,7 @@ class JobGenerations:
 
     @property
     def possible_members(self) -> list[Placement]:
-        """The workers of the active generation, and of those that may be active by now, perhaps several times."""
+        """The workers of the active generation, and of those that may be active by now; some may occur repeatedly."""
         orders = (order.placements for order in self.orders.values())
         return [placement for membership in (self.active, *orders) for placement in membership]
 
@@ -136,7 +136,7 @@ class JobGenerations:
     def has_been_reported(self, generation: int, *, now: float) -> bool:
         """Record that a heartbeat names ``generation`` as active; return whether it has done so for a while.
 
-        The report of the switch, which is exact, gets that time to arrive.
+        This gives the report of the switch, which is exact, time to arrive.
         """
         if self._reported[0] != generation:
             self._reported = (generation, now)

@@ -6,8 +6,8 @@ Agents repeat all they know with every heartbeat, so the order and number of mes
 - A generation becomes active when it is reported, or when heartbeats have named it for a while without a report.
 - A worker that was listed in a heartbeat and is missing in a later one of the same incarnation is gone. How it ended is
   then not known, so agents list a worker that is gone as long as the newest allocation names it.
-- Members whose slots alone are known, from the record of an earlier scheduler, are gone when all of their hosts are
-  lost or have sent a heartbeat without them.
+- Members of which only the slots are known, from the record of an earlier scheduler, are gone when all of their hosts
+  are lost or have sent a heartbeat without them.
 - A host of another version of Resile has left, even before the registry says so.
 """
 
@@ -51,7 +51,7 @@ class HostEvents:
         self._allocator = allocator
         self._ends = ends
         self._unreconciled: set[str] = set()
-        """Jobs of which no member is known, but only the slots of an earlier scheduler's active generation."""
+        """Jobs without a known member: only the slots of an earlier scheduler's active generation are known."""
 
     def on_record(self, record: HostRecord, *, now: float, is_live: bool = True) -> None:
         """Handle a change of a host; an older incarnation has no effect, nor has an older state."""
@@ -111,7 +111,7 @@ class HostEvents:
         self._check_unreconciled(now)
 
     def _check_unreconciled(self, now: float) -> None:
-        """Record for each job that all of its members ended while no scheduler led, if that is so."""
+        """Record for which jobs all members ended while no scheduler led."""
         for name in sorted(self._unreconciled):
             job = self._pool.jobs.get(name)
             slots = job.generations.unreconciled_slots if job else ()

@@ -17,7 +17,7 @@ class HostGroup:
 
 
 class HostGroups:
-    """The usable hosts by class of device and labels. All are found anew when a host has changed."""
+    """The usable hosts by class of device and labels. All are recomputed when a host has changed."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -25,10 +25,10 @@ class HostGroups:
         self._by_class: dict[str, HostGroup] = {}
         self._by_labels: dict[tuple[str, str], HostGroup] = {}
         self.domains: dict[str, Domain] = {}
-        """Where the usable hosts are that have a label for it."""
+        """The domains of the usable hosts that have a label for their location."""
 
     def refresh(self) -> bool:
-        """See which hosts there are now; return whether they may have changed."""
+        """Find the usable hosts; return whether they may have changed."""
         if self._version == self._pool.hosts_version:
             return False
         self._version = self._pool.hosts_version
@@ -50,7 +50,7 @@ class HostGroups:
         return self._by_class.get(device_class, HostGroup())
 
     def fitting(self, device_class: str, labels: str) -> HostGroup:
-        """Return those of them that have ``labels``, as in ``gpu=h200,zone=a``."""
+        """Return the usable hosts of ``device_class`` that have ``labels``, as in ``gpu=h200,zone=a``."""
         if not labels:
             return self.of_class(device_class)
         key = (device_class, labels)

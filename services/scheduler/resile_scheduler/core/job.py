@@ -1,7 +1,7 @@
 """One job: its record, which is stored, and the parts that say how far it has come; each part has one writer.
 
 - `Job` itself: the record with its state (`lifecycle.py`), new items of the history, the position, the target.
-- `generations`: who trains, and who shall (`generations.py`).
+- `generations`: which workers train, and which are to train (`generations.py`).
 - `workers`: each worker that holds a slot (`worker.py`).
 - `observer`: what it has shown of itself, for policies (`observations.py`).
 - `suspicions`: which members suspect which (`suspicions.py`).
@@ -52,7 +52,7 @@ class Job:
         self.backoff = HostBackoff()
         self.start_backoff = StartBackoff()
         self.new_items: list[HistoryItem] = []
-        """Items of the history that are not handed over to be stored yet."""
+        """Items of the history that have not been handed over for storage yet."""
         self.iteration = record.iteration
         self.target = Target(0, "")
         self.num_assigned = 0
@@ -104,7 +104,7 @@ class Job:
     def sizes(self) -> tuple[int, ...]:
         """The numbers of workers that are allowed, rising; empty: any. It never needs more than it has shards.
 
-        If its shards are too few for each size that its minimum allows, their number is its only size.
+        If its shards are too few for any size that its minimum allows, their number is its only size.
         """
         ready, sizes = self.record.ready, self.record.spec.sizes
         if ready is None or not sizes or sizes[-1] <= ready.num_shards:
@@ -213,12 +213,12 @@ class Job:
             self.note("warning", message, now=now)
 
     def take_items(self) -> tuple[HistoryItem, ...]:
-        """Return, once, the new items of the history."""
+        """Return the new items of the history; each is returned once."""
         items, self.new_items = tuple(self.new_items), []
         return items
 
     def mark_applied(self, command: str) -> str | None:
-        """Record that ``command`` was applied; return the one that is forgotten for it, never the submission."""
+        """Record that ``command`` was applied; return the one that is forgotten in its place, never the submission."""
         first, *others = (*self.record.applied_commands, command)
         forgotten = others.pop(0) if len(others) >= MAX_COMMANDS else None
         self.update(applied_commands=(first, *others))
@@ -238,7 +238,7 @@ class Job:
     def set_target(self, target: Target, cause: str, *, num_assigned: int) -> None:
         """Take over what the policy decided, and for how many workers there are slots.
 
-        ``cause`` is what moved it, if something outside the job did.
+        ``cause`` is what led to it, if that was outside the job.
         """
         if target.workers != self.target.workers or target.is_exact:
             self.target_reason = target.reason if target.is_exact else cause or target.reason

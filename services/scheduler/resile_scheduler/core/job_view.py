@@ -2,7 +2,7 @@
 
 A job is looked at again
 
-- when something happened to it: whoever changes a job touches it (`Pool.touch`);
+- when something happened to it: all code that changes a job touches it (`Pool.touch`);
 - as long as time or its workers may change what can be done for it: while its newest generation is not active, and
   while it avoids a host or waits before its next start.
 
@@ -27,13 +27,13 @@ from .relocation import Mover
 from .topology import num_places
 
 MOVE_SECONDS = 60.0
-"""A job moves to fewer hosts at most so often."""
+"""The least number of seconds between two moves of a job to fewer hosts."""
 MOVE_CHANGES = 40.0
-"""At most each time it has trained for as long as so many changes cost it."""
+"""A job moves again only after it has trained for as long as this many changes cost it."""
 PIN_SECONDS = 600.0
-"""A job that could not make room for others is asked again after so long: each time may cost others a change."""
+"""Seconds after which a job that could not make room is asked again: each time may cost others a change."""
 EXCHANGE_SECONDS = 30.0
-"""An exchange of slots that takes longer is abandoned."""
+"""An exchange of slots that takes longer than this is abandoned."""
 
 
 class JobView:
@@ -47,36 +47,36 @@ class JobView:
         self.own_class = ""
         """The class of device on which it trains or has trained; empty: any will do."""
         self.device_class = ""
-        """That on which it shares slots."""
+        """The class of device on which it shares slots."""
         self.held: tuple[SlotId, ...] = ()
         """The slots of its newest membership, in rank order."""
         self.usable: tuple[SlotId, ...] = ()
-        """Those of them that it may keep."""
+        """The held slots that it may keep."""
         self.demand = _demand(job, now=now)
         self.target: Target | None = None
-        """That of the last decision in which it shared slots."""
+        """Its target in the last decision in which it shared slots."""
         self.wanted: tuple[SlotId, ...] | None = None
-        """The slots that it was to have then."""
+        """The slots that it should have by the last decision in which it shared slots."""
         self._joining: frozenset[SlotId] = frozenset()
         self.avoided: frozenset[str] = frozenset()
         """The hosts that it avoids after failures."""
         self.plan: tuple[SlotId, ...] = ()
-        """The slots that it is to have by an exchange with other jobs; empty: there is none under way."""
+        """The slots that it should have after an exchange with other jobs; empty: none is under way."""
         self.plan_reason = ""
-        """What the plan is for."""
+        """The purpose of the plan."""
         self._moved_at = float("-inf")
         self._pinned_until = float("-inf")
         self.tried_at = float("-inf")
-        """When an exchange was looked for last."""
+        """When an exchange was last looked for."""
         self.limit = 0
         """The most workers that it can use, wherever they run."""
         self.on_host: Counter[str] = Counter()
-        """How many of the slots that it may keep are on which host."""
+        """How many of the slots that it may keep are on each host."""
         self._may_be_narrower = False
         """Whether fewer hosts, racks or zones may be enough for the slots that it may keep."""
 
     def look(self, pool: Pool, *, now: float) -> bool:
-        """See what has become of the job; return whether it shares slots with others than before."""
+        """Update the view; return whether the job shares slots with other jobs than before."""
         job, before = self.job, (self.is_sharing, self.own_class)
         must_wait = not job.generations.placements and job.start_backoff.is_waiting(now=now)
         self.is_sharing = job.is_training and not must_wait
@@ -97,13 +97,13 @@ class JobView:
 
     @property
     def labels(self) -> str:
-        """Those that its hosts must have, as in ``gpu=h200,zone=a``."""
+        """The labels that its hosts must have, as in ``gpu=h200,zone=a``."""
         return self.job.record.spec.group
 
     def pin(self, *, now: float) -> bool:
         """Count its slots as the only ones that it can have, for a while; return whether that is new.
 
-        It should move, and too few other slots are free at once.
+        It should move, but too few other slots are free at the same time.
         """
         is_new = not self.is_pinned(now=now)
         self._pinned_until = now + PIN_SECONDS
@@ -122,7 +122,7 @@ class JobView:
         return job.generations.is_settling or job.backoff.is_active or job.start_backoff.is_active
 
     def limit_to(self, groups: HostGroups) -> None:
-        """See how many workers it can have at most: on the hosts where it may start some, and where it is already."""
+        """Find how many workers it can have at most: on the hosts where it may start some, and where it already is."""
         eligible = self._eligible(groups)
         most = self.limit
         if eligible.num_slots < most:
@@ -159,12 +159,12 @@ class JobView:
         return fitting if is_needed and not allowed.hosts else allowed
 
     def waits_for_environment(self, fitting: HostGroup) -> bool:
-        """Whether it may start workers only where its environment is. One that does not fit is waiting for hosts."""
+        """Whether it may start workers only where its environment is. If it fits nowhere, it waits for hosts."""
         job = self.job
         return bool(job.record.spec.requirements) and fitting.num_slots + len(self.usable) >= job.least_workers
 
     def want(self, workers: int, groups: HostGroups, *, now: float) -> Want:
-        """Return that it should have so many workers."""
+        """Return what to place so that it has ``workers`` workers."""
         return Want(
             self.name,
             workers,
@@ -182,7 +182,7 @@ class JobView:
     def _can_move(self, now: float) -> bool:
         """Whether workers may be replaced by others in fewer places.
 
-        On the way there it has other numbers of workers: where only some will do it stays.
+        During the move it has other numbers of workers, so a job that allows only some numbers stays.
         """
         return self._can_replace(now) and not self.job.sizes and self.job.record.spec.placement == "pack"
 
@@ -204,14 +204,14 @@ class JobView:
         return self._has_all(target) and self._can_move(now)
 
     def may_make_room(self, target: Target, *, now: float) -> bool:
-        """Whether it has what it should have, and may leave its slots for a job that may not be elsewhere."""
+        """Whether it has what it should have, and may leave its slots for a job that may not run elsewhere."""
         return self._has_all(target) and self._can_replace(now)
 
     def _has_all(self, target: Target) -> bool:
         return target.workers == len(self.usable) and self.wanted == self.held and not self.plan
 
     def mover(self, groups: HostGroups) -> Mover:
-        """Return where it is and could be. One that is limited to some sizes moves as a whole."""
+        """Return where it is and could be. A job that is limited to some sizes moves as a whole."""
         least = len(self.usable) if self.job.sizes else self.job.least_workers
         is_spread = self.job.record.spec.placement == "spread"
         return Mover(self.usable, least, self._eligible(groups).hosts, is_spread)
@@ -226,7 +226,7 @@ class JobView:
         self._moved_at = now
 
     def goes_on_exchanging(self, target: Target | None, *, now: float) -> bool:
-        """Whether it still has to get the slots of its plan; else there is none any more."""
+        """Whether it still has to get the slots of its plan; if not, the plan is dropped."""
         has_changed = target is None or target.workers != len(self.plan) or self.usable != self.held
         if has_changed or self.is_late(now=now) or set(self.held) == set(self.plan):
             self.plan = ()
@@ -237,20 +237,20 @@ class JobView:
         return bool(self.plan) and now - self._moved_at >= EXCHANGE_SECONDS
 
     def waits(self, wanted: tuple[SlotId, ...], *, is_free: Callable[[SlotId], bool]) -> bool:
-        """Whether it stays as it is until others have left the slots of its plan; first it leaves theirs."""
+        """Whether it stays as it is until others leave the slots of its plan; it first leaves those of their plans."""
         kept = set(self.held).intersection(wanted)
         leaves_some = kept and len(kept) < len(self.held)
         return bool(self.plan) and not leaves_some and not all(slot in kept or is_free(slot) for slot in wanted)
 
     def moves_to(self, wanted: tuple[SlotId, ...], *, now: float) -> bool:
-        """Record that it should have ``wanted``; return whether it gives up slots though it has not too many."""
+        """Record that it should have ``wanted``; return whether it gives up slots without having too many."""
         is_move = len(wanted) >= len(self.usable) and not set(self.usable).issubset(wanted)
         if is_move:
             self._moved_at = now
         return is_move
 
     def is_settled(self, target: Target, wanted: tuple[SlotId, ...]) -> bool:
-        """Whether it has what it should have, and this was seen to. The reason of an exact target is in the history."""
+        """Whether it has what it should have, and this is recorded: with the reason, if the target is exact."""
         is_same = target == self.target if target.is_exact else target.is_like(self.target)
         return is_same and wanted == self.held and wanted == self.wanted
 

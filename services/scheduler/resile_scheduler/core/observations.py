@@ -1,8 +1,8 @@
-"""What jobs have shown of themselves, for policies: their speed, and what a change costs them.
+"""What was observed of jobs, for policies: their speed, and what a change costs them.
 
 Workers measure, and report. Nothing of it is stored, since a new scheduler learns it again in a minute or two. A policy
-sees what was observed from time to time (`observing.py`), and as it was while it differs by less than its noise: what
-is measured jitters, and must not move slots to and fro.
+sees new observations only from time to time (`observing.py`), and only those that differ by more than their noise:
+measurements jitter, and this must not move slots back and forth.
 """
 
 from collections import deque
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 OBSERVE_SECONDS = 30.0
 CHANGE_SECONDS = 0.53
-"""Of training that a change costs, until one was measured: as a small model on one host (bench/rescale.py)."""
+"""Seconds of training that a change costs until one was measured: a small model on one host (bench/rescale.py)."""
 MOST_CHANGE_SECONDS = 60.0
 NUM_NEWEST = 8
-"""Changes and paces that count: their median."""
+"""The median of this many newest changes, or paces, counts."""
 NOTICEABLE = 1.25
-"""A noise scale or a cost that differs by less than this factor is the same."""
+"""A noise scale or a cost that differs by less than this factor counts as unchanged."""
 
 
 @dataclass(frozen=True)
 class Observation:
-    """What a policy sees of it; the fields are those of `Demand`."""
+    """What a policy sees of a job's observations; the fields are those of `Demand`."""
 
     throughput: "Throughput | None" = None
     most_measured: int = 0
@@ -38,7 +38,7 @@ class Observation:
     change_seconds: float = CHANGE_SECONDS
     attained: float = 0.0
     iterations_total: int | None = None
-    """None: as in the training call."""
+    """The newest reported number of iterations; None: that of the training call."""
     deadline_seconds: float | None = None
 
 
@@ -54,8 +54,8 @@ class _Point(NamedTuple):
 class ChangeCost:
     """The training time that a job loses when its workers change.
 
-    It is what the time from the last report before the change to the first iteration after it exceeds that of the
-    iterations between: the pause, and what slows them down while joiners warm up.
+    It is the time from the last report before the change to the first iteration after it, less the usual time of the
+    iterations between: the pause, and the slowdown while joiners warm up.
     """
 
     def __init__(self) -> None:
@@ -92,9 +92,9 @@ class Observer:
 
     def __init__(self) -> None:
         self.observation = Observation()
-        """As policies see it."""
+        """The observation, as policies see it."""
         self.has_grown = False
-        """Whether it has measured more workers than ever since policies saw it last."""
+        """Whether the job has measured more workers than ever since policies last saw its measurements."""
         self._most_workers = 0
         self._fit: StableFit | None = None
         self._noise_scale: float | None = None
@@ -102,7 +102,7 @@ class Observer:
         self._change = ChangeCost()
 
     def on_progress(self, report: Report, progress: Progress, *, ready: Ready, is_changing: bool) -> None:
-        """Learn from what iterations measured; ``is_changing``: a newer generation is to take over."""
+        """Learn from what iterations measured; ``is_changing``: a newer generation is about to take over."""
         if is_changing:
             return
         self._change.on_progress(report, progress.iteration)
@@ -139,7 +139,7 @@ class Observer:
         )
 
     def observe(self, *, attained: float, deadline_seconds: float | None = None) -> bool:
-        """Renew what policies see; return whether it changed. ``attained``: the slot-seconds that the job has held."""
+        """Update what policies see; return whether it changed. ``attained``: the slot-seconds that the job has held."""
         seen, self.has_grown = self.observation, False
         self.observation = Observation(
             throughput=self._fit.throughput if self._fit else None,
@@ -154,12 +154,12 @@ class Observer:
 
 
 def _noticed(seen: float | None, newest: float | None) -> float | None:
-    """Return ``newest`` if it differs noticeably from what was seen, else that."""
+    """Return ``newest`` if it differs noticeably from ``seen``, else ``seen``."""
     if seen is None or newest is None:
         return newest
     return seen if seen / NOTICEABLE <= newest <= seen * NOTICEABLE else newest
 
 
 def _power_of_two(number: float) -> float:
-    """Round down: jobs that share by turns take turns ever less often."""
+    """Round down to a power of two: jobs that share by turns take turns ever less often."""
     return ldexp(0.5, frexp(number)[1]) if number >= 1.0 else 0.0

@@ -1,7 +1,7 @@
 """When policies see what was observed of jobs: at most every `OBSERVE_SECONDS`, and then they decide again.
 
-What a job measures first with more workers than it ever had is seen sooner. Until then the policy has guessed what they
-are worth, and other jobs may wait for them meanwhile.
+The first measurements of a job with more workers than ever are seen sooner. Until then the policy has only guessed what
+these are worth, and other jobs may be waiting for them.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from .observations import OBSERVE_SECONDS
 from .pool import Pool
 
 GROWTH_SECONDS = 5.0
-"""Policies see what jobs have measured with more workers than ever at most so often, as many decide anew by it."""
+"""The least number of seconds between two decisions because jobs have measured more workers than ever."""
 
 
 class Observing:
@@ -24,10 +24,10 @@ class Observing:
         self._last = -inf
         self._last_growth = -inf
         self._grown: set[str] = set()
-        """Jobs that have measured more workers than ever since policies saw them last."""
+        """Jobs that have measured more workers than ever since policies last saw their measurements."""
 
     def on_report(self, job: str, *, now: float) -> None:
-        """See whether ``job`` has measured more workers than ever."""
+        """Check whether ``job`` has measured more workers than ever."""
         known = self._pool.jobs.get(job)
         if known is not None and known.observer.has_grown:
             self._grown.add(job)

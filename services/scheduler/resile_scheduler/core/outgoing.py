@@ -1,4 +1,4 @@
-"""Which commands follow from the state: what was not stored yet, which host has which jobs, whom to stop and pause."""
+"""Which commands follow from the state: what to store, which host has which jobs, which workers to stop or pause."""
 
 from collections.abc import Iterable
 
@@ -26,7 +26,7 @@ class Outgoing:
         self._paused_at: dict[str, float] = {}
 
     def restore(self, event: StateRestored) -> None:
-        """Leave as they are the jobs that are over: nothing follows their end."""
+        """Take the jobs that are over as they are: no commands follow from them."""
         over = {record.job: record for record in event.jobs if record.state.is_final}
         self._stored.update(over)
         self._written.update((a.job, a) for a in event.allocations if a.job in over and not a.placements)
@@ -50,10 +50,10 @@ class Outgoing:
         return [WriteAllocation(allocation) for allocation in changed]
 
     def assignments(self, hosts: Iterable[Host]) -> list[AssignJobs]:
-        """Return the jobs that hold slots of each host, if its agent watches others, or will by what was sent last.
+        """Return the jobs that hold slots of each host, if its agent watches other jobs or was last told to.
 
-        With them, or if its agent has others, those whose environments it must have. As long as a host has sent no
-        heartbeat, workers may run there that this scheduler does not know of.
+        The jobs whose environments the agent must have are part of this, also if only these differ. A host that has
+        sent no heartbeat is left out: workers may run there that this scheduler does not know of.
         """
         commands = []
         for host in hosts:
@@ -68,7 +68,7 @@ class Outgoing:
         return commands
 
     def pauses(self, jobs: Iterable[Job], *, now: float) -> list[PauseWorkers]:
-        """Return whom to ask for a last checkpoint: at once, and again until one is saved."""
+        """Return which jobs to ask for a last checkpoint: at once, and again until one is saved."""
         commands = []
         pausing = (self._pool.jobs[name] for name in self._paused_at)
         for job in {job.id: job for job in (*jobs, *pausing)}.values():

@@ -1,8 +1,8 @@
 """Which slots each job should have, once it is decided how many.
 
-- A job keeps what it has. It gives up slots on hosts to which another job that lacks some is bound; joiners before
-  members; a packed job gives up slots in the rack, and on the host,
-  where it has fewest, so that whole hosts become free, and one that is spread where it has most.
+- A job keeps what it has. If it has too many slots, it first gives up those on hosts to which another job that lacks
+  slots is bound, and joiners before members. A packed job then gives up slots in the rack, and on the host, where it
+  has fewest, so that whole hosts become free; a spread job where it has most.
 - It gains slots that are free now before those that are being released, on hosts that `topology` chooses.
 - A packed job that is spread over more zones, racks or hosts than it could be moves, if that takes it to fewer of them
   and the slots are free now: some of its workers, or else all. Each move leaves the pool less scattered, so moves end.
@@ -64,13 +64,13 @@ class Want:
     workers: int
     held: tuple[SlotId, ...] = ()
     joining: frozenset[SlotId] = frozenset()
-    """Those of ``held`` whose workers do not train yet."""
+    """The slots of ``held`` whose workers do not train yet."""
     hosts: frozenset[str] = frozenset()
-    """Where it may start workers."""
+    """The hosts on which it may start workers."""
     is_spread: bool = False
-    """It is to be on many hosts, not on few."""
+    """Whether it should be on many hosts, not on few."""
     least_kept: int | None = None
-    """If it moves, at least so many workers stay, or all are replaced at once; None: it does not move."""
+    """The fewest workers that stay if it moves, unless all are replaced at once; None: it does not move."""
 
 
 def place(
@@ -122,7 +122,7 @@ class _Lack:
 
 
 def _lacks(wants: Sequence[Want], unheld: Iterable[SlotId]) -> list[_Lack]:
-    """Return what jobs lack that may not run wherever another one may: these can give up the wrong slots."""
+    """Return what jobs lack, if not all may use the same hosts: only then could others give up the wrong slots."""
     if len({want.hosts for want in wants}) < 2:
         return []
     room, lacks = Counter(slot.host for slot in unheld), []
@@ -172,7 +172,7 @@ def _take(want: Want, kept: Sequence[SlotId], offers: Iterable[_Offer], domains:
 
 
 def _moved(want: Want, slots: tuple[SlotId, ...], free: _Offer, domains: Mapping[str, Domain]) -> tuple[SlotId, ...]:
-    """Return slots in fewer places instead of ``slots``, if there are some; else these."""
+    """Return slots in fewer places instead of ``slots``, if there are some; else ``slots``."""
     before = num_places((slot.host for slot in slots), domains)
     if before == (1, 1, 1) or not free.room or len(slots) < want.workers:
         return slots

@@ -17,7 +17,7 @@ from .events import PolicyChangeRequested, StorePolicy
 
 
 class PolicyChoice:
-    """The chosen one of ``policies``; ``initial``, with which this scheduler was started, precedes what is stored."""
+    """The chosen one of ``policies``; ``initial``, with which this scheduler was started, precedes the stored one."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class PolicyChoice:
         self._shares: Mapping[str, TenantShare] = {}
 
     def restore(self, stored: PolicyRecord | None, *, now: float) -> None:
-        """Take over what is stored, and change what this scheduler was started with."""
+        """Take over what is stored, and apply what this scheduler was started with."""
         if stored is not None and stored.policy in self._policies:
             self._record = self._stored = stored
         if self._policies:
@@ -43,7 +43,7 @@ class PolicyChoice:
         self._change(self._initial, now=now)
 
     def change(self, event: PolicyChangeRequested, *, now: float) -> Accepted | Refused:
-        """Change it, unless this request did so before."""
+        """Change the policy, unless this request did so before."""
         policy = event.request.policy
         if policy is not None and policy not in self._policies:
             known = ", ".join(sorted(self._policies))
@@ -61,7 +61,7 @@ class PolicyChoice:
             self._use(cause)
 
     def take_changes(self) -> list[StorePolicy]:
-        """Return, once, what is not stored."""
+        """Return the changes that are not stored yet; each is returned once."""
         if self._record is self._stored:
             return []
         self._stored = self._record

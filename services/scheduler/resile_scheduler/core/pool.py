@@ -25,16 +25,16 @@ class Host:
     is_heard: bool
     beat: int = -1
     num_waiting: int = 0
-    """Facts that its agent has not published yet, by its newest heartbeat."""
+    """How many facts its agent had not published yet when it sent its newest heartbeat."""
     has_lost_fork_server: bool = False
     watched: frozenset[str] | None = None
     """The jobs whose allocations its agent watches, by its newest heartbeat or what was sent since; None: unknown."""
     assigned: frozenset[str] | None = None
     """The jobs that were assigned to it last; None: nothing was sent yet."""
     prepares: tuple[str, ...] = ()
-    """The jobs whose environments its agent is to have, by its newest heartbeat or what was sent since."""
+    """The jobs whose environments its agent must have, by its newest heartbeat or what was sent since."""
     environments: Mapping[str, EnvironmentReport] | None = None
-    """How far it is with the environments of jobs; None: its agent reports nothing, and builds when workers start."""
+    """The state of its environments, by job; None: its agent reports none, and builds them when workers start."""
 
     @property
     def is_usable(self) -> bool:
@@ -85,21 +85,21 @@ class Pool:
     jobs: dict[str, Job] = field(default_factory=dict)
     holders: dict[SlotId, tuple[str, int]] = field(default_factory=dict)
     applied_commands: dict[str, str] = field(default_factory=dict)
-    """Ids of handled commands, and their jobs."""
+    """The ids of applied commands, each with its job."""
     last_number: int = 0
     """The highest number that a job has had."""
     num_added: int = 0
-    """Jobs that were ever added here."""
+    """How many jobs were ever added."""
     has_changed: bool = False
     """Whether a decision is due."""
     cause: str = ""
     """What happened, in words for the history of the other jobs that it moves."""
     causer: str = ""
-    """The job to which it happened, if it did to one."""
+    """The job to which ``cause`` happened, if it happened to one."""
     hosts_version: int = 0
-    """Rises when what may be placed on hosts changes."""
+    """A number that rises when what may be placed on hosts changes."""
     prepared: dict[str, set[str]] = field(default_factory=dict)
-    """Hosts that have reported the environment of a job as ready, if only once."""
+    """The hosts that have ever reported the environment of a job as ready, by job."""
     unreporting: set[str] = field(default_factory=set)
     """Hosts whose agents build environments when workers start, and report nothing of them."""
     _due: dict[str, Job] = field(default_factory=dict)
@@ -108,7 +108,7 @@ class Pool:
     _free: SlotsByHost = field(default_factory=dict)
     _unheard: SlotsByHost = field(default_factory=dict)
     _stale: set[str] = field(default_factory=set)
-    """Hosts of which ``_free`` and ``_unheard`` have to be made anew."""
+    """Hosts whose entries in ``_free`` and ``_unheard`` have to be recomputed."""
 
     def with_environment(self, job: str) -> set[str]:
         """Return the hosts on which workers of ``job``, which requires packages, can start at once."""
@@ -145,7 +145,7 @@ class Pool:
         return self._in_order(due)
 
     def take_touched(self, others: Iterable[str]) -> list[Job]:
-        """Return, once, the jobs that were touched by an event, and ``others`` that there are, in their order."""
+        """Return, once, the jobs that were touched by an event, and those of ``others`` that exist, in their order."""
         touched, self._touched = self._touched, {}
         for name in others:
             if name in self.jobs:
@@ -157,7 +157,7 @@ class Pool:
         return sorted(known, key=lambda job: job.number)
 
     def take_touched_hosts(self, others: Iterable[str]) -> list[Host]:
-        """Return, once, the hosts whose slots may have other holders than before, and ``others`` that there are."""
+        """Return, once, the hosts whose slots may have new holders, and those of ``others`` that exist."""
         touched, self._touched_hosts = self._touched_hosts.union(others), set()
         return [self.hosts[name] for name in sorted(touched) if name in self.hosts]
 
@@ -188,11 +188,11 @@ class Pool:
         self.changed(None)
 
     def touch_host(self, name: str) -> None:
-        """Compare what was assigned to ``name`` with what should be."""
+        """Request that what was assigned to host ``name`` is compared with what should be."""
         self._touched_hosts.add(name)
 
     def _hold(self, name: str) -> None:
-        """See to it that what ``name`` has free is found anew."""
+        """Request that the free slots of host ``name`` are recomputed."""
         if name not in self.hosts:  # the registry has removed it: it has no slots
             return
         self._stale.add(name)
@@ -249,7 +249,7 @@ class Pool:
         return host is not None and host.is_usable and host.has(slot)
 
     def is_free(self, slot: SlotId) -> bool:
-        """Whether it is one of `free_slots`."""
+        """Whether ``slot`` is one of `free_slots`."""
         return slot not in self.holders and self.is_usable(slot) and self.hosts[slot.host].is_heard
 
     def jobs_with_slots(self) -> tuple[str, ...]:

@@ -80,7 +80,7 @@ class HostProber:
             self._probes.append(ProbeHost(host, suspect.incarnation, self._pool.hosts[host].beat, seconds))
 
     def on_probe_expired(self, probe: ProbeExpired, *, now: float) -> None:
-        """See whether the host has answered by now."""
+        """Handle that the host has answered by now, or has not."""
         host = self._pool.hosts.get(probe.host)
         if host is None or host.record.incarnation != probe.incarnation:
             return

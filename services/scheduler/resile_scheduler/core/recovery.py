@@ -1,9 +1,9 @@
 """How a job continues when it loses members.
 
 - The survivors continue: a recovering generation names them, preferably those that the newest membership names too.
-  Without any, those do that have handed over and are not released yet, unless iterations were reported since. One
-  generation answers all losses that are known by then. A newer one follows if a worker that it names is lost or
-  has left before it is active.
+  If there are none, leavers that have handed over and are not released yet continue, unless iterations were reported
+  since. One generation answers all losses that are known by then. A newer one follows if a worker that it names is
+  lost or has left before it is active.
 - Without survivors, the job goes back to the queue and starts again from its newest checkpoint. If the newest
   generation moves the whole job, it may train already: the next heartbeats of its workers would say so.
 - A job whose members have all ended without a result waits for the facts that the agents of its hosts still hold.
@@ -85,7 +85,7 @@ class Recovery:
         self._gangs.approach(job, target, is_suspended=is_suspended, now=now)
 
     def _silenced(self, job: Job) -> str:
-        """Return a host of the members whose agent was lost, and with it perhaps what it had to report."""
+        """Return a host of members whose agent was lost, perhaps with what it had to report; empty: there is none."""
         for placement in job.generations.possible_members:
             host = self._pool.hosts.get(placement.host)
             if host is None or not host.is_alive or host.record.incarnation != placement.incarnation:
@@ -93,9 +93,9 @@ class Recovery:
         return ""
 
     def on_not_stored(self, job: Job, reason: str, *, now: float) -> None:
-        """End a job that cannot be stored: what a new scheduler does not know of must not go on.
+        """End a job that cannot be stored: a job that a new scheduler would not know must not go on.
 
-        One whose training is complete has completed, without the details of its result.
+        A job whose training is complete still completes, without the details of its result.
         """
         completed = job.record.completed
         if completed is not None:
@@ -138,7 +138,7 @@ class Recovery:
         return ""
 
     def _restart(self, job: Job, reason: str, *, now: float) -> None:
-        """No worker has the job's state: it starts again from what is stored."""
+        """Start the job again from what is stored: no worker has its state."""
         if job.is_gang:
             self._gangs.end(job, reason, now=now)
             return

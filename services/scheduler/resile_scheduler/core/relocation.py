@@ -1,8 +1,7 @@
-"""Which job moves to free slots, so that another one, which cannot use these, gets those that it leaves.
+"""Decides which job moves to free slots so that a job confined to other hosts can take the slots it leaves.
 
-A job whose labels fit few hosts lacks slots that are its share, as long as others are there that could as well be
-elsewhere. One of these moves. If free slots are of no use to any of them, one moves that is where they could be: they
-follow later.
+A job whose labels fit few hosts lacks its share of slots as long as other jobs are there that could run elsewhere. One
+of these moves. If none of them can use the free slots, a job moves that is where they could run: they follow later.
 """
 
 from collections import Counter
@@ -21,7 +20,7 @@ class Mover(NamedTuple):
 
     slots: Slots
     least: int
-    """So many workers stay, unless all are replaced at once."""
+    """The fewest workers that stay, unless all are replaced at once."""
     hosts: frozenset[str]
     is_spread: bool = False
 
@@ -34,7 +33,7 @@ def make_room(
     free: Mapping[str, Sequence[SlotId]],
     domains: Mapping[str, Domain],
 ) -> dict[str, Slots]:
-    """Return a job, and the slots that it should have instead of its own, so that up to ``num`` of ``hosts`` are left.
+    """Return a job, and the slots that it should have instead of its own, so that it leaves up to ``num`` of ``hosts``.
 
     Empty: there is no such job.
     """
@@ -50,7 +49,7 @@ def make_room(
 
 
 def may_stay(hosts: frozenset[str], movers: Mapping[str, Mover]) -> list[str]:
-    """Return those on ``hosts`` that could as well be elsewhere."""
+    """Return the jobs on ``hosts`` that could also run elsewhere."""
     some = (name for name, mover in movers.items() if any(slot.host in hosts for slot in mover.slots))
     return [name for name in some if not movers[name].hosts <= hosts]
 
@@ -62,7 +61,7 @@ def _moved(
     free: Mapping[str, Sequence[SlotId]],
     domains: Mapping[str, Domain],
 ) -> Slots:
-    """Return the slots of ``mover`` after it has left up to ``num`` of ``hosts``; empty: it can leave none."""
+    """Return the slots of ``mover`` after it has left up to ``num`` slots of ``hosts``; empty: it can leave none."""
     there = [slot for slot in mover.slots if slot.host in hosts]
     room = {host: len(of_host) for host, of_host in free.items() if host in mover.hosts and host not in hosts}
     wanted = min(num, len(there))

@@ -1,9 +1,9 @@
 """The scheduler's core, which goes on without a report, a heartbeat or a request that it cannot handle.
 
-A core that raises may have changed in part: a job that nobody was told of, or a slot that is taken twice. So it begins
-again from what it has had stored, as a new leader does. What raised costs its sender: the job that a report is about
+A core that raises may have changed in part: a job that nobody knows of, or a slot that is taken twice. So it starts
+over from what is stored, as a new leader does. The sender of the event bears the cost: the job that a report is about
 fails before anything is decided, the heartbeats of a host are ignored for a while, and a request is refused. If the
-core cannot begin again either, the fault is not that of the event.
+core cannot start over either, the event is not at fault.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -36,15 +36,15 @@ from .events import (
 from .pool import number_of
 
 MAX_REASON = 300
-"""Characters of an error that the history of its job has."""
+"""The most characters of an error that go into the history of its job."""
 IGNORED_SECONDS = 60.0
-"""For which no heartbeat of a host is handled after one that raised: to begin again is much work in a large pool."""
+"""How long a host's heartbeats are ignored after one crashed the core; rebuilding it is expensive in a large pool."""
 
 
 class RestartableScheduler:
     """A `Scheduler` with the same events and queries, and `without`.
 
-    ``new`` makes it from the policy that precedes what is stored; None: there is none.
+    ``new`` creates it from the policy that takes precedence over the stored one; None: there is none.
     """
 
     def __init__(self, new: Callable[[PoolPolicy | None], Scheduler], *, chosen: PoolPolicy | None = None) -> None:
@@ -52,7 +52,7 @@ class RestartableScheduler:
         self._core = new(chosen)
         self._stored = _Stored()
         self._ignored_until: dict[str, float] = {}
-        """By host: when heartbeats are handled again after one that raised."""
+        """When the heartbeats of a host are handled again after one that raised, by host."""
         self.epoch = self._core.epoch
 
     def handle(self, event: Event, *, now: float) -> list[Command]:
@@ -65,7 +65,7 @@ class RestartableScheduler:
         return commands
 
     def without(self, event: Report | Heartbeat | Request, fault: str, *, now: float) -> StateRestored:
-        """Begin again without ``event``, whose handling raised ``fault``; return what has to be handled next."""
+        """Start over without ``event``, whose handling raised ``fault``; return the event to handle next."""
         self._core = self._new(None)
         if isinstance(event, Heartbeat):
             still = {host: until for host, until in self._ignored_until.items() if until > now}

@@ -14,11 +14,11 @@ from .pool import Pool
 from .worker import Phase, Worker
 
 _SINCE = ("waiting_since", "holding_since")
-"""The fields of a record that say since when something is so."""
+"""The fields of a record that say since when a job has been waiting or holding slots."""
 
 
 class Restore:
-    """Fills an empty pool. Its workers are presumed alive until their hosts are lost."""
+    """Fills an empty pool. Workers are presumed alive until their hosts are lost."""
 
     def __init__(self, pool: Pool, allocator: Allocator, host_events: HostEvents, *, epoch: int) -> None:
         self._pool = pool
@@ -85,7 +85,7 @@ def _has_given_up(job: Job) -> bool:
 
 
 def _begun_by(record: JobRecord, now: float) -> JobRecord:
-    """Return the record with ``now`` instead of later moments: the clock may have been set back since it was stored."""
+    """Return the record with ``now`` instead of later times: the clock may have been set back since it was stored."""
     latest = at(now)
     later: dict[str, object] = {name: latest for name in _SINCE if (since := getattr(record, name)) and since > latest}
     if record.usage.since and record.usage.since > latest:

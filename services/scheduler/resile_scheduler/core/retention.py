@@ -2,9 +2,9 @@
 
 What a job has made stays in storage unless somebody deletes the job. A job that is deleted is marked in its record
 first, so that a new scheduler goes on with its removal. It is removed once no worker of it can be alive, which a new
-scheduler knows when it has heard from all hosts, and forgotten once all that was stored of it is gone. Its number never
-comes again. A host whose heartbeats cannot be handled holds its removal up only for a while: its agent ends the workers
-of jobs that are over. A host is forgotten when its record is gone and no worker holds a slot of it.
+scheduler knows when all hosts have sent a heartbeat, and forgotten once all that was stored of it is gone. Its number
+is never used again. A host whose heartbeats cannot be handled holds its removal up only for a while: its agent ends the
+workers of jobs that are over. A host is forgotten when its record is gone and no worker holds a slot of it.
 """
 
 from collections.abc import Callable, Iterable
@@ -18,10 +18,10 @@ from .pool import Pool
 
 DAY_SECONDS = 86400.0
 MAX_LEAVING = 100
-"""As long as so many jobs are being removed, no more are deleted because of the limits: a lower limit may concern
+"""While this many jobs are being removed, no more are deleted because of the limits: a lower limit may concern
 thousands, and a decision takes milliseconds."""
 OVER_SECONDS = 600.0
-"""A job that has been over for so long has no workers on hosts whose heartbeats cannot be handled."""
+"""A job that has been over for this long has no workers on hosts whose heartbeats cannot be handled."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Retention:
         self._deleted: set[str] = set()
         """Jobs that are deleted and still have to be removed."""
         self._left_hosts: set[str] = set()
-        """Hosts whose records are gone."""
+        """Hosts whose records are gone, but that are not forgotten yet."""
         self._ignored_hosts: frozenset[str] = frozenset()
         """Hosts with heartbeats that could not be handled."""
 
@@ -52,7 +52,7 @@ class Retention:
         self._pool.touch(job)
 
     def restore(self, jobs: Iterable[Job], *, ignored_hosts: frozenset[str]) -> None:
-        """Go on with what an earlier scheduler began."""
+        """Continue the removals that an earlier scheduler began."""
         self._ignored_hosts = ignored_hosts
         self._deleted.update(job.id for job in jobs if job.record.is_deleted)
 
@@ -71,7 +71,7 @@ class Retention:
                 self.delete(job, keeps_results=True)
 
     def removals(self, *, is_counted: Callable[[str], bool], now: float) -> list[RemoveJob]:
-        """Return, once, the deleted jobs of which no worker can be alive, and whose usage is counted."""
+        """Return, once, the deleted jobs that can have no live worker, and whose usage is counted."""
         due = [name for name in self._workerless(now) if is_counted(name)] if self._deleted else []
         if not due:
             return []
@@ -98,8 +98,8 @@ class Retention:
         return bool(users) and all(job.record.is_deleted for job in users)
 
     def on_removed(self, name: str) -> None:
-        """Forget a job of which nothing is stored any more."""
-        self._deleted.discard(name)  # one that was under way when the core began again
+        """Forget a job for which nothing is stored any more."""
+        self._deleted.discard(name)  # its removal was under way when the core started over
         job = self._pool.jobs.pop(name, None)
         for command in job.record.applied_commands if job else ():
             self._pool.applied_commands.pop(command, None)

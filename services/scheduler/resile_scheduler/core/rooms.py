@@ -15,7 +15,7 @@ from .job_view import JobView
 
 Rooms = tuple[Room, ...] | None
 Labels = tuple[str, ...]
-"""Those of the labels that jobs ask for that some hosts have: their slots are one room."""
+"""The labels of a host that jobs ask for: the slots of all hosts with the same ones are one room."""
 
 
 def find_rooms(views: Sequence[JobView], groups: HostGroups, device_class: str, *, pinned: Set[str]) -> list[Rooms]:

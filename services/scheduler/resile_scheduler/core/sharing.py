@@ -1,4 +1,4 @@
-"""The jobs that share the slots of one class of device, and what the policy answered about them last."""
+"""The jobs that share the slots of one class of device, and the policy's last answer about them."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -15,9 +15,9 @@ class Sharing:
         self.views = views
         self._places = {view.name: place for place, view in enumerate(views)}
         self.is_grouped = any(view.labels for view in views)
-        """Whether some of them ask for labels."""
+        """Whether some of the jobs ask for labels."""
         self.is_confined = False
-        """Whether some of them may not use all slots."""
+        """Whether some of the jobs may not use all slots."""
         if not self.is_grouped:
             for view in views:
                 view.confine(None)
@@ -26,7 +26,7 @@ class Sharing:
         self._targets: Mapping[str, Target] = {}
 
     def confine(self, groups: HostGroups, device_class: str, *, now: float) -> None:
-        """See which slots each job may use now. Where none asks for labels, each may use all."""
+        """Find which slots each job may use now. If none asks for labels, each may use all."""
         if not self.is_grouped:
             return
         pinned = {view.name for view in self.views if view.is_pinned(now=now)}
@@ -37,7 +37,7 @@ class Sharing:
             self.refresh(view)
 
     def refresh(self, view: JobView) -> None:
-        """See what ``view`` demands now."""
+        """Take over what ``view`` demands now."""
         place = self._places.get(view.name)
         if place is None or self._demands[place] is view.demand:
             return
@@ -54,5 +54,5 @@ class Sharing:
         return self._targets, True
 
     def among(self, names: Iterable[str]) -> list[JobView]:
-        """Return those of the jobs that ``names`` has, in order."""
+        """Return the jobs that ``names`` contains, in order."""
         return [self.views[place] for place in sorted(self._places[name] for name in names if name in self._places)]

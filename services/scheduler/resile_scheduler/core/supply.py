@@ -15,10 +15,10 @@ class Supply:
         self._leaving: dict[str, tuple[SlotId, ...]] = {}
         """The slots of workers that leave, by job."""
         self._unreconciled: dict[str, frozenset[SlotId]] = {}
-        """The slots on which jobs may have workers that this scheduler does not know."""
+        """The slots on which a job may have workers that this scheduler does not know, by job."""
 
     def look_at(self, job: Job) -> None:
-        """See which slots ``job`` releases."""
+        """Find which slots ``job`` releases."""
         held = frozenset(job.held.values())
         leaving = tuple(worker.slot for worker in job.workers.values() if job.is_over or worker.slot not in held)
         self._leaving.pop(job.id, None)

@@ -1,4 +1,4 @@
-"""Which members of a job suspect which, and which of them are to be left behind.
+"""Which members of a job suspect which, and which of them are left behind.
 
 A worker names a suspect, and does so again and again while it waits. That is an accusation, not a failure:
 
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from resile_shared.messages.reports import Evidence
 
 MAX_EXACT = 20
-"""Up to how many connected workers the largest connected set is found exactly."""
+"""The largest connected set is found exactly among up to this many connected workers."""
 Pair = tuple[int, int]
 """Two workers: accuser and suspect."""
 
@@ -43,7 +43,7 @@ class SuspicionTracker:
     def __init__(self) -> None:
         self._accusations: dict[Pair, Accusation] = {}
         self.vanished = ""
-        """That a worker is lost of which nothing is known but the accusations of its peers."""
+        """The reason shown for lost members that this scheduler never saw; empty: there are none."""
 
     @property
     def pairs(self) -> Iterable[Pair]:
@@ -62,12 +62,12 @@ class SuspicionTracker:
 
     @property
     def is_conclusive(self) -> bool:
-        """Whether a worker is to be left behind though the suspect's agent answers."""
+        """Whether a worker is left behind even if the suspect's agent answers."""
         pairs = self._accusations.keys()
         return self.has_silence or any((suspect, accuser) in pairs for accuser, suspect in pairs)
 
     def add(self, pair: Pair, evidence: Evidence, *, now: float, seconds: float) -> bool:
-        """Record an accusation; return whether it has lasted ``seconds``. One that was not repeated so long is new."""
+        """Record an accusation; return whether it has lasted ``seconds``. One not repeated for that long is new."""
         accusation = self._accusations.get(pair)
         if accusation is None or now - accusation.latest >= seconds:
             accusation = self._accusations[pair] = Accusation(now)

@@ -46,7 +46,7 @@ class TenantShares:
         return Accepted()
 
     def take_changes(self) -> list[StoreTenants]:
-        """Return, once, what is not stored."""
+        """Return the changes that are not stored yet; each is returned once."""
         if self._record is self._stored:
             return []
         self._stored = self._record

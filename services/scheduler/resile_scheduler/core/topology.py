@@ -1,11 +1,11 @@
-"""On which hosts a job gets how many slots, of those that have room.
+"""How many slots a job gets on each host that has room.
 
 Hosts say where they are by the labels ``zone`` and ``rack``. The levels are decided from the outside in: first zones,
 then racks, then hosts.
 
-- Packed: a job stays where it has most slots already. Elsewhere it takes the place that holds all that is missing on
-  the fewest hosts, of these the smallest; where none does, the largest, and so on.
-- Spread: a job takes one slot after the other in the place where it has fewest, of these where most are left.
+- Packed: a job stays where it already has most slots. Elsewhere it takes the place that holds all missing slots on the
+  fewest hosts, and of these the smallest; if none holds all, the largest, and so on.
+- Spread: a job takes one slot after the other in the place where it has fewest, and of these where most are left.
 """
 
 from collections import Counter
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from resile_shared.messages.hosts import LOCATION_LABELS as LEVELS
 
 Domain = tuple[str, ...]
-"""The values of `LEVELS` of one host; a prefix of it is a zone. Hosts without any of them have none."""
+"""Where a host is, by the values of `LEVELS`: its zone is a prefix of it. Empty for a host without any of them."""
 Numbers = Mapping[str, int]
 """Numbers of slots by host."""
 
@@ -35,7 +35,7 @@ def num_places(hosts: Iterable[str], domains: Mapping[str, Domain]) -> tuple[int
 
 
 def packed(num: int, room: Numbers, own: Numbers, domains: Mapping[str, Domain], level: int = 1) -> dict[str, int]:
-    """Return how many of ``num`` slots to take on which hosts; fewer if these have less ``room``.
+    """Return how many slots to take on each host: ``num`` in all, or fewer if there is less ``room``.
 
     ``own`` are the slots that the job has already. The hosts are in the order in which they were chosen.
     """
@@ -88,7 +88,7 @@ def _packed_on_hosts(num: int, room: Numbers, own: Numbers) -> dict[str, int]:
 
 
 def spread(num: int, room: Numbers, own: Numbers, domains: Mapping[str, Domain]) -> dict[str, int]:
-    """Return how many of ``num`` slots to take on which hosts, as `packed` does, as evenly as can be."""
+    """Return how many slots to take on each host, as `packed` does, but as evenly as possible."""
     left = dict(room)
     chosen: Counter[str] = Counter()
     held = Counter(own)

@@ -33,7 +33,7 @@ class Worker:
     phase: Phase = Phase.STARTING
     address: Address | None = None
     was_seen: bool = False
-    """A heartbeat listed it, perhaps to an earlier scheduler: its address came in one."""
+    """Whether a heartbeat listed it, perhaps to an earlier scheduler: its address came in one."""
     failure: str = ""
     """The kind of its failure, if it failed."""
     status: int = 0
@@ -41,11 +41,11 @@ class Worker:
     reason: str = ""
     """Its failure, in words."""
     failed_at: float = 0.0
-    """When that was known."""
+    """When its failure became known, in seconds since the epoch."""
     is_lost: bool = False
-    """It failed as a member."""
+    """Whether it failed as a member."""
     is_fenced: bool = False
-    """Its job goes on, or has completed, without it."""
+    """Whether its job goes on, or has completed, without it."""
     has_finished: bool = False
     stop_sent: bool = False
 

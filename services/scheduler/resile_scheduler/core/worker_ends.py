@@ -1,7 +1,7 @@
 """What follows when a worker's process ends, or a worker cannot go on.
 
 - A joiner is withdrawn. The last one of those that a whole job moves to is a lost member: it may have the state
-  already, and those that gave it wait for a recovery.
+  already, and those that handed it over wait for a recovery.
 - An initial member that ends before its job has started makes the job start again, unless its script is at fault.
 - A member is lost; `recovery.py` decides how its job goes on. If its script was refused, the job fails at once: the
   others would train wrongly, though they did not notice.
@@ -21,7 +21,7 @@ from .worker import LOST, SCRIPT_ERRORS, Phase, Worker
 
 MAX_STARTS = 3
 MAX_UNLINKED_STARTS = 10
-"""More, as an outage of the network may end: with the pauses between them they take some twenty minutes."""
+"""More than `MAX_STARTS`, since a network outage may end: with their pauses they take some twenty minutes."""
 
 
 class WorkerEnds:

@@ -78,7 +78,7 @@ class WorkerReports:
                 self._ends.on_failed(job, worker, how, now=now)
 
     def _on_ready(self, job: Job, worker: Worker, ready: Ready, now: float) -> None:
-        """A script has reached its training call, which must agree with that of the other workers."""
+        """Handle that a script has reached its training call, which must agree with those of the other workers."""
         self._pool.advance(job, worker, Phase.READY)
         if job.record.ready is None:
             job.set_ready(ready, worker=worker.number)
@@ -103,10 +103,11 @@ class WorkerReports:
         self._job_commands.give_up_slots(job, now=now)
 
     def _on_completed(self, job: Job, report: Report, completed: Completed, now: float) -> None:
-        """Training is complete; the job is, when the scripts of its members have ended.
+        """Handle that training is complete; the job is complete when the scripts of its members have ended.
 
-        The report may come late, from an agent that was away, when the job is about to start again already: as long as
-        nothing has trained since, there is nothing left to train. In a gang, it is about the script of one worker.
+        The report may come late, from an agent that was disconnected, when the job is already about to start again: as
+        long as nothing has trained since, there is nothing left to train. In a gang, it is about the script of one
+        worker.
         """
         is_torn = job.is_gang and any(worker.has_failed for worker in job.workers.values())
         if job.record.completed or is_torn:

@@ -7,14 +7,13 @@ remains of the job if that is less.
 from .demand import Demand
 
 HOLD_SECONDS = 300.0
-"""For how long a change is expected to be of use."""
+"""How long a change is expected to be useful."""
 MOST_LOST = 0.99
-"""No change counts as losing more: a job that cannot earn its start makes little progress, but more than without slots.
-"""
+"""The largest share that a change counts as losing: a job that cannot earn its start still makes some progress."""
 
 
 def lost_share(demand: Demand) -> float:
-    """Return which share of the time for which a change lasts is lost by it: at most `MOST_LOST`."""
+    """Return the share of the time that a change lasts which the change costs: at most `MOST_LOST`."""
     if demand.change_seconds <= 0.0:
         return 0.0
     left = seconds_left(demand)

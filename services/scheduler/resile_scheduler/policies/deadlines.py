@@ -13,7 +13,7 @@ from .demand import Demand
 from .shares import within_sizes
 
 USABLE = 0.9
-"""The share of the time left by which a job has to be complete: estimates are off by some percent."""
+"""The share of the time left in which a job has to be complete: estimates are off by a few percent."""
 
 
 def workers_needed(demand: Demand) -> int | None:

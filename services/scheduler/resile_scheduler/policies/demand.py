@@ -45,56 +45,54 @@ class Demand:
     assigned_workers: int = 0
     """How many workers it was assigned by the decision before; 0 if it holds no slots."""
     is_preemptible: bool = True
-    """False: its minimum is served before that of any job that is preemptible."""
+    """Whether it may be preempted; if not, its minimum is served before that of any job that may be."""
     keeps_all: bool = False
     """Whether it is not preemptible because preemption is off: its minimum is what it has."""
     iteration: int = 0
-    """The next one, as far as is known."""
+    """The next iteration, as far as is known."""
     batch_size: int = 0
     iterations_total: int | None = None
-    """None: not known before its script has reached the training call."""
+    """How many iterations it has in all; None: not known before its script has reached the training call."""
     has_fixed_length: bool = True
-    """False: ``iterations_total`` is an estimate, which may be far too low."""
+    """Whether ``iterations_total`` is exact; if not, it is an estimate, which may be far too low."""
     active_workers: int = 0
     """Members of the generation that trains; 0 while none does."""
     active_since: int = 0
-    """The first iteration of that generation."""
+    """The first iteration of the generation that trains."""
     active_until: int | None = None
-    """The iteration at which that generation waits for the next one; None: it does not wait."""
+    """The iteration at which the generation that trains waits for the next one; None: it does not wait."""
     sizes: tuple[int, ...] | None = None
     """The numbers of workers that are allowed, in rising order; None: any."""
     batch: BatchRange | None = None
-    """None: the batch is ``batch_size``, whatever the number of workers."""
+    """The range of its batch; None: the batch is ``batch_size``, whatever the number of workers."""
     throughput: "Throughput | None" = None
-    """None: nothing is measured yet."""
+    """Its fitted throughput; None: nothing is measured yet."""
     most_measured: int = 0
     """The most workers with which iterations were measured."""
     slots_per_host: int | None = None
-    """More workers than this train across hosts; None: not known, as if on one host."""
+    """More workers than this train across hosts; None: not known, so all count as on one host."""
     is_scattered: bool = False
     """Whether the workers that it has train across hosts, however few they are."""
     noise_scale: float | None = None
-    """Of the gradient, in samples: the ratio of its variance per sample to its squared norm. None: not measured."""
+    """Noise scale of the gradient, in samples: its variance per sample over its squared norm. None: not measured."""
     attained: float = 0.0
     """Slot-seconds that it has held so far."""
     deadline_seconds: float | None = None
-    """How long it is until the time by which the job should be complete; None: it has no deadline."""
+    """Seconds until the time by which the job should be complete; None: it has no deadline."""
     change_seconds: float = 0.0
-    """Training time that it loses when its workers change."""
+    """Seconds of training that it loses when its workers change."""
     rooms: tuple[Room, ...] | None = None
-    """Where it may have slots, sorted; None: everywhere."""
+    """The rooms in which it may have slots, sorted; None: it may have any slot."""
     tenant: str = "default"
     holding_since: float = inf
-    """Since when it has held slots without a break, or was due before, in seconds since the epoch; inf: it holds none.
-    """
+    """Since when it has held slots without a break, or was due before; inf: it holds none. Seconds since the epoch."""
     was_due: bool = False
     """Whether it was due when it got the slots that it holds."""
     due_since: float = inf
-    """When it had waited for so long that its minimum comes before those of jobs that got slots since; inf: it has not.
-    """
+    """When it became due, so that its minimum precedes those of jobs that got slots since; inf: it is not due."""
 
     def is_across(self, workers: int) -> bool:
-        """Whether so many workers train across hosts. Others than those that it has are taken to be packed."""
+        """Whether this many workers train across hosts. Any number but the present one is taken to be packed."""
         if self.is_scattered and workers == self.assigned_workers:
             return True
         return self.slots_per_host is not None and workers > self.slots_per_host
@@ -110,17 +108,17 @@ class Target:
     workers: int
     reason: str
     batch_size: int | None = None
-    """The global batch, in samples; None: as it is."""
+    """The global batch, in samples; None: it stays as it is."""
     is_exact: bool = False
     not_before: int = 0
-    """The first iteration that they may train."""
+    """The first iteration that the workers may train."""
     until: int | None = None
-    """The iteration at which they wait for the next generation."""
+    """The iteration at which the workers wait for the next generation."""
     error: str = ""
-    """Why the job can never have what it was given by its user: it fails."""
+    """Why the job fails: it can never have what its user gave it; empty: it does not fail."""
 
     def is_like(self, other: "Target | None") -> bool:
-        """Whether it differs in its reason at most."""
+        """Whether it differs from ``other`` in its reason at most."""
         return other is not None and _without_reason(self) == _without_reason(other)
 
 

@@ -33,12 +33,12 @@ SAME_BATCH = 2.0
 """A batch that differs by no more than this factor is not worth a change of its own."""
 LEAST_GAIN = 0.05
 """A change of workers must promise at least this part of the job's present speed, or half of what one more worker would
-add if that is less: speeds with other numbers of workers are not known better."""
+add if that is less: speeds with other numbers of workers are not known more precisely."""
 NUM_HALVINGS = 8
-"""Of the ratio between the least and the most, in search of it."""
+"""Steps of the search for a batch: each replaces the ratio of its bounds by the square root."""
 
 UNKNOWN_BATCH = BatchRange(1, 1, least_per_slot=0)
-"""Of a job whose script has not reached the training call: any number of workers can share it."""
+"""The batch of a job whose script has not reached the training call: any number of workers can share it."""
 
 
 def elastic_batch(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
@@ -60,7 +60,7 @@ def elastic_batch(demands: Sequence[Demand], num_slots: int) -> dict[str, Target
 
 
 def _steady(demand: Demand, target: Target) -> Target:
-    """Return the target with the present batch, if that is nearly the same and has a change of its own."""
+    """Return the target with the present batch, if only the batch would change, and only a little."""
     present, best = demand.batch_size, target.batch_size
     if target.workers == demand.assigned_workers and present and best and present != best:
         is_same = max(present, best) <= SAME_BATCH * min(present, best)
@@ -79,10 +79,10 @@ class _Options:
     """The number of workers whose scaling factor with the least batch is 1; it may be less than the job's minimum."""
     is_measured: bool
     known_targets: dict[tuple[int, int | None], Target] = field(default_factory=dict)
-    """Those that jobs had: most have the same as in the decision before."""
+    """Targets by workers and least batch, kept since most jobs have the same as in the decision before."""
 
     def worth(self, demand: Demand) -> Floats:
-        """Return the scaling factors, less what a change costs of the one with the workers that the job has."""
+        """Return the scaling factors; those of other numbers of workers than at present lack the cost of a change."""
         if not demand.assigned_workers or not demand.change_seconds:
             return self.scaling
         present = int(self.sizes.searchsorted(demand.assigned_workers))
@@ -118,7 +118,7 @@ class _Wish(NamedTuple):
 
     options: _Options
     able: Demand | None
-    """With the least of its possible sizes as its minimum; None: it has none."""
+    """The demand with its least possible size as its minimum; None: no size is possible."""
     curve: Curve
 
 
@@ -165,14 +165,14 @@ class _Shapes(NamedTuple):
 
     sizes: Ints
     smallest: Ints
-    """The least batch that they can share."""
+    """The least batch that each number of workers can share."""
     largest: Ints
     full: Ints
     """The batch of one full pass of all workers."""
     few: Ints
-    """The passes of the least batch."""
+    """How many passes the least batch takes."""
     many: Ints
-    """The passes of the largest batch."""
+    """How many passes the largest batch takes."""
 
 
 @lru_cache(maxsize=4096)
@@ -212,9 +212,9 @@ def _smallest_enough(speeds: FixedWorkers, shapes: _Shapes) -> Ints:
 
 
 def _in_fewest_passes(speeds: FixedWorkers, shapes: _Shapes, seconds: Floats) -> tuple[Ints, Ints, Floats, Floats]:
-    """Return the least and the most batch of the fewest passes that are enough, and its seconds.
+    """Return the least and the largest batch of the fewest passes that are enough, and the seconds of the latter.
 
-    Then comes the throughput that is enough; ``seconds`` are those of the largest batch. Of batches whose passes are
+    The throughput that is enough comes last; ``seconds`` are those of the largest batch. Of batches whose passes are
     all full, the one with most of them has the highest throughput. Only the largest batch, whose passes need not be
     full, may be faster. p full passes take ``last + (p - 1) * other`` seconds, so they are enough where
     ``p * full = rate * (last - other + p * other)``.
@@ -232,7 +232,7 @@ def _in_fewest_passes(speeds: FixedWorkers, shapes: _Shapes, seconds: Floats) ->
 
 
 def _impossible(demand: Demand) -> str:
-    """Say why no number of workers will do."""
+    """Return why no number of workers is possible."""
     if demand.most < demand.least:
         return f"waiting for hosts: its minimum is {demand.least} and it can have at most {demand.most}"
     if demand.batch is not None and demand.batch.most < demand.least * demand.batch.least_per_slot:

@@ -1,6 +1,6 @@
 """In the order of submission: each job takes all it can use, then the next.
 
-A job whose minimum does not fit is passed by smaller later ones, until its minimum fits. Priorities do not count.
+Smaller later jobs pass a job whose minimum does not fit, until it does. Priorities do not count.
 """
 
 from collections.abc import Sequence

@@ -48,14 +48,14 @@ EXPONENT = -0.25
 WITHOUT_SLOTS = 1e-3
 """The speed-up without any slot."""
 NEW_SLOT_SECONDS = 3600.0
-"""Up to about so many attained slot-seconds a job counts as new."""
+"""A job counts as new up to about this many attained slot-seconds."""
 NUM_BATCHES = 50
-"""So many batch sizes are compared, in equal ratios."""
+"""How many batch sizes are compared, in equal ratios."""
 GROWTH = 2
-"""While others can use the slots, a job gets at most so many times the workers that it has measured, or the next size:
-what more are worth to it is a guess."""
+"""While others can use the slots, a job gets at most this many times the workers that it has measured, or the next
+size: what more are worth to it is a guess."""
 SAME_GOODPUT = 0.98
-"""A batch with so much of the best goodput is as good."""
+"""A batch with this share of the best goodput counts as equally good."""
 
 
 def goodput(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
@@ -91,7 +91,7 @@ def _served_first(demands: Sequence[Demand], num_slots: int) -> list[Demand]:
     """Return the jobs that get their minimum in any case: those that keep what they have, and those that are due.
 
     A job that is due waits for those that had slots before, so these get theirs too. Once it has slots it keeps them:
-    without that the next decision would take them again, before it has trained.
+    otherwise the next decision would take them away before it has trained.
     """
     key = in_turn(demands)
     last_due = max((key(demand) for demand in demands if is_due(demand)), default=())
@@ -110,7 +110,7 @@ def _table(demand: Demand, most: int) -> Table:
 def allowed_sizes(demand: Demand, num_slots: int) -> Sizes:
     """Return the numbers of workers worth considering: what the job allows, else sizes that fill hosts.
 
-    These are powers of two within a host, and then whole hosts, the farther the more the more there are.
+    These are powers of two within a host, and then whole hosts, in steps that grow with their number.
     """
     most = min(demand.most, num_slots)
     if demand.sizes is not None:
@@ -164,16 +164,16 @@ def _best_batches(
 
 
 def _speeds(demand: Demand, sizes: Sizes) -> Floats:
-    """Return how fast a job is that scales perfectly: as the worker with most shards."""
+    """Return how fast a job is that scales perfectly: as fast as the worker with most shards."""
     workers = np.array(sizes, dtype=float)
     return workers if demand.num_shards is None else demand.num_shards / np.ceil(demand.num_shards / workers)
 
 
 @lru_cache(maxsize=4096)
 def _batches(batch: BatchRange, sizes: Sizes, micro_batch_size: int | None = None) -> Floats:
-    """Return batch sizes, from the smallest that so many workers can share on: a column for each size.
+    """Return batch sizes, from the smallest that the workers can share on: a column for each number of workers.
 
-    With a ``micro_batch_size`` those are among them that fill all passes.
+    With a ``micro_batch_size``, those that fill all passes are among them.
     """
     workers = np.array(sizes, dtype=float)
     least = np.maximum(batch.least, batch.least_per_slot * workers)
@@ -190,7 +190,7 @@ class _Wish(NamedTuple):
 
     curve: Curve
     within_reach: Curve
-    """The same, up to `GROWTH` times the workers that the job has measured, and to what it has."""
+    """The curve up to `GROWTH` times the workers that the job has measured, and to what it has."""
 
 
 @newest
@@ -219,7 +219,7 @@ def _curve(demand: Demand, most: int, share: int, keeps: bool) -> Curve:
 
 @lru_cache(maxsize=4096)
 def _with_none(sizes: Sizes) -> Ints:
-    """Return the sizes after that without slots."""
+    """Return the sizes, preceded by 0: no slots."""
     return np.array((0, *sizes))
 
 

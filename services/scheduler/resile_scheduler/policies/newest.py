@@ -1,4 +1,4 @@
-"""What policies compute of one job alone: it is kept until the job's demand is another one."""
+"""Caches what policies compute from one job alone, until the job's demand changes."""
 
 from collections.abc import Callable
 from functools import wraps
@@ -7,7 +7,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from .demand import Demand
 
 MOST_JOBS = 16384
-"""For which results are kept."""
+"""Results are cached for at most this many jobs."""
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -16,10 +16,10 @@ Result = TypeVar("Result")
 def newest(
     function: Callable[Concatenate[Demand, Arguments], Result],
 ) -> Callable[Concatenate[Demand, Arguments], Result]:
-    """Return ``function``, which keeps its newest result for each job.
+    """Return ``function`` with a cache of its newest result for each job.
 
-    That is the result for this very demand, not for an equal one, and for equal other arguments. It must depend on
-    nothing else.
+    The result is reused for the identical demand, not for an equal one, and for equal other arguments. It must depend
+    on nothing else.
     """
     known: dict[str, tuple[Demand, object, object, Result]] = {}
 

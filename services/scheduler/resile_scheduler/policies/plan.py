@@ -1,6 +1,6 @@
 """A policy that follows a plan: from which iteration on a job has how many workers, exactly.
 
-- The step that holds is the newest that begins no later than the generation that trains. If that generation has
+- The step in effect is the newest that begins no later than the generation that trains. If that generation has
   another number of workers (members were lost, or nothing trains yet), the job gets as many as the step says, at once.
 - If the members of that generation would wait before the next step's iteration (for a step that the plan had before the
   number of shards was known), they get a generation that ends at that iteration.
@@ -44,7 +44,7 @@ class PlanPolicy:
         return {demand.job: self._target(demand) for demand in demands}
 
     def error(self, *, num_shards: int, batch_size: int, iterations_total: int | None = None) -> str:
-        """Say why a job whose batches are cut like that can never follow this plan; empty if it can."""
+        """Return why a job with these numbers can never follow this plan; empty if it can."""
         most = max(step.workers for step in self._effective_steps(iterations_total))
         if self.fits_shards or most <= num_shards:
             return ""
@@ -96,6 +96,6 @@ class PlanPolicy:
 
 
 def _reaches(demand: Demand, workers: int, iteration: int) -> bool:
-    """Whether the generation that trains has so many workers, and may train until ``iteration``."""
+    """Whether the generation that trains has ``workers`` workers, and may train until ``iteration``."""
     until = inf if demand.active_until is None else demand.active_until
     return demand.active_workers == workers and until >= iteration

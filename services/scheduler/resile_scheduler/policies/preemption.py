@@ -4,8 +4,8 @@
   own priority changes. It may grow, by slots that are free, as its policy says.
 - When slots disappear, the policy decides how the jobs that had slots share what is left of them: none gains by it.
 - What they leave is shared as the policy says, with what they keep as their minimums.
-- What starts meanwhile does not make room for a job that has waited for long. So while the first such job waits, none
-  starts that ranks after it, on slots that it can use.
+- A job that starts meanwhile would not make room for one that has waited for long. So while the first such job waits,
+  no job that ranks after it starts on slots that it can use.
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,9 +50,9 @@ def without_preemption(policy: Policy, *, ranking: Ranking = in_turn) -> Policy:
 def _beside(
     first: Demand, others: Sequence[Demand], held_back: Sequence[Demand], targets: Mapping[str, Target], num_slots: int
 ) -> tuple[list[Demand], list[Demand]]:
-    """Return what is taken for good, also for ``first``, and those of ``held_back`` that can use what then is left.
+    """Return what is taken for good, also for ``first``, and those of ``held_back`` that can use what is left then.
 
-    Where every job may use every slot nothing is left: the first one would have it.
+    If every job may use every slot, nothing is left: the first one would have it.
     """
     if not is_confining((*others, *held_back)):
         return [], []

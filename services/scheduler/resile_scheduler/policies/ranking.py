@@ -11,11 +11,11 @@ from .deadlines import urgency
 from .demand import Demand, Key
 
 PATIENCE_SECONDS = 600.0
-"""A job that has waited for so long is due."""
+"""A job that has waited for this long is due."""
 
 
 def is_due(demand: Demand) -> bool:
-    """Whether the job has waited for so long that its minimum comes before those of jobs that got slots since."""
+    """Whether the job has waited so long that its minimum comes before those of jobs that got slots since."""
     return not demand.holds_slots and demand.due_since < inf
 
 
@@ -23,7 +23,7 @@ def turn(demands: Sequence[Demand]) -> Callable[[Demand], float]:
     """Return which turn the minimum of a job has.
 
     A job that is due comes before all that got slots after it had become due, and before those that became due later.
-    So as time passes nothing new comes before it. Those that hold slots come before those that wait and are not due.
+    So as time passes no new job comes before it. Those that hold slots come before those that wait and are not due.
     """
     due = sorted(demand.due_since for demand in demands if is_due(demand))
 

@@ -23,13 +23,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from .demand import Demand, Policy, Room, Target
 
 Kind = tuple[Room, ...]
-"""The rooms that jobs may use, sorted."""
+"""The rooms that the jobs of one kind may use, sorted."""
 Loads = Counter[Kind]
 """How many slots the jobs of each kind have."""
 
 
 def within_rooms(policy: Policy) -> Policy:
-    """Return ``policy``, of whose targets all can be met by slots that the jobs may use."""
+    """Return ``policy`` with targets that can all be met by slots that the jobs may use."""
 
     def decide(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
         if not is_confining(demands):
@@ -46,7 +46,7 @@ def is_confining(demands: Iterable[Demand]) -> bool:
 
 
 class Rooms:
-    """All rooms of jobs, and one more for the slots that only jobs have that may use every slot."""
+    """All rooms of jobs, and one more for the slots that only jobs that may use every slot can have."""
 
     def __init__(self, demands: Iterable[Demand], num_slots: int) -> None:
         named = sorted({room for demand in demands for room in demand.rooms or ()})
@@ -115,7 +115,7 @@ class _Division:
             demands = [demand for demand in demands if demand.job not in unfit]
 
     def _parts(self, demands: Sequence[Demand], given: Loads) -> list[list[Demand]]:
-        """Return ``demands`` in parts of which no two compete for a slot."""
+        """Return ``demands`` in parts, no two of which compete for a slot."""
         groups: list[set[Room]] = []
         for kind in [*given, *map(self._rooms.kind, demands)]:
             touching = [group for group in groups if not group.isdisjoint(kind)]
@@ -160,7 +160,7 @@ class _Flow:
         return max(num, 0)
 
     def _path(self, kind: Kind) -> list[tuple[Room, Kind]]:
-        """Return who moves for ``kind``, from a room with slots left to one of its own; empty: there is no way."""
+        """Return which kinds move for ``kind``, from a room with slots left to one of its own; empty: none can."""
         reached, entered = self._search(kind)
         free = next((room for room in reached if self._has_left(room)), None)
         path: list[tuple[Room, Kind]] = []

@@ -14,7 +14,7 @@ Shares = dict[str, int]
 ALL_IT_CAN_USE = "all it can use"
 MINIMUMS_LEAVE_FEWER = "the minimums of {} leave fewer"
 Limits = tuple[int, int, int]
-"""A weight, and the least and the most that it may have."""
+"""A weight, and the least and the most slots that it may get."""
 
 
 def within_sizes(demand: Demand) -> Demand:
@@ -145,7 +145,7 @@ def _next_slot(demand: Demand, share: int) -> int:
 def hand_out(
     admitted: Sequence[Demand], shares: Shares, surplus: int, *, key: Callable[[Demand, int], tuple[float, ...]]
 ) -> None:
-    """Give the surplus to the first job, by ``key`` of it and its share, that gains; then to one that can hold it.
+    """Give the surplus to jobs that gain by it, ordered by ``key`` of job and share; then to those that can hold it.
 
     A job that cannot use what is left will not be able to later: what is left only becomes less.
     """
@@ -206,7 +206,7 @@ def what_leaves_fewer(demands: Iterable[Demand], waiting: str = MINIMUMS_LEAVE_F
 
 
 _target = lru_cache(maxsize=4096)(Target)
-"""Most jobs of a large pool have one of a few targets, and the same as in the decision before."""
+"""Returns cached targets: most jobs of a large pool have one of a few, the same as in the decision before."""
 
 
 def reason_to_wait(demand: Demand, num_slots: int, others: str) -> str:

@@ -67,11 +67,11 @@ class _Points:
     values: Floats
     job: Ints
     starts: Ints
-    """The first point of each job."""
+    """The index of each job's first point."""
     lengths: Ints
     """The number of points of each job."""
     origin: Ints
-    """Where they are among all points."""
+    """The indices of these points among all points."""
     rounding: float
 
     @classmethod
@@ -110,7 +110,7 @@ class _Points:
 
 
 def _step(points: _Points) -> int:
-    """Return of what all sizes are multiples, less the smallest one of their job."""
+    """Return the largest number that divides every size less the smallest one of its job."""
     first = points.sizes[: points.lengths[0]]
     if np.gcd.reduce(first - first[0]) == 1:
         return 1
@@ -233,7 +233,7 @@ class _Search:
         self._left = left
         self._furthest = widest**2 + left
         self._lowest = 0
-        """The difference in slots of the first state."""
+        """The difference in slots that the first state stands for."""
         self._losses = np.zeros(1)
         self._stages: list[tuple[Ints, Ints, Floats, int, Floats]] = []
         """For each job: its points, their differences and losses, and the states before it."""

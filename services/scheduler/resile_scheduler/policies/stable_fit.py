@@ -8,11 +8,11 @@ import numpy as np
 from .throughput import MOST_MEASUREMENTS, Configuration, Measurement, Measurements, Throughput
 
 TOLERANCE = 0.3
-"""Two medians of `MOST_MEASUREMENTS` iterations that jitter by 20 % hardly ever differ so much."""
+"""Two medians of `MOST_MEASUREMENTS` iterations that jitter by 20 % hardly ever differ by this share."""
 
 
 class StableFit:
-    """The throughput of a job, fitted anew only when there is something to learn.
+    """The throughput of a job, fitted again only when there is something to learn.
 
     That is when 1, 2, 4, ... up to `MOST_MEASUREMENTS` measurements of a configuration (workers, batch, whether across
     hosts) are known, and then when their median is off by more than `TOLERANCE` from what it was in the last fit.
@@ -24,9 +24,9 @@ class StableFit:
         self.throughput: Throughput | None = None
         self._measurements = Measurements(num_shards, may_grow, micro_batch_size)
         self._numbers: Counter[Configuration] = Counter()
-        """How many measurements of each there ever were."""
+        """How many measurements of each configuration there ever were."""
         self._fitted: dict[Configuration, float] = {}
-        """The median seconds of an iteration in the last fit."""
+        """The median seconds of an iteration in the last fit, by configuration."""
 
     def add(self, measurement: Measurement) -> None:
         """Take a measurement into account. A fit that is not finite is none: the one before stays."""

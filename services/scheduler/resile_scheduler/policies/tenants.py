@@ -30,7 +30,7 @@ def by_tenant(
     """Return the policy that divides slots among tenants by ``shares``, and those of each among its jobs by ``policy``.
 
     ``ranking`` is the order in which ``policy`` serves minimums. Tenants that ``shares`` lacks have the default.
-    ``attained`` has the slot-seconds that the jobs of each tenant have held lately.
+    ``attained`` has the slot-seconds that the jobs of each tenant have held recently.
     """
 
     def decide(demands: Sequence[Demand], num_slots: int) -> dict[str, Target]:
@@ -58,16 +58,16 @@ class _Tenant:
     share: TenantShare
     jobs: list[Demand]
     most: int
-    """How many slots its jobs can use."""
+    """How many slots the tenant's jobs can use."""
     claim: int
-    """How many it gets at least."""
+    """The fewest slots that the tenant gets."""
     quota: int
-    """How many of its quota its jobs can use."""
+    """How many slots of its quota the tenant's jobs can use."""
     is_reduced: bool = False
-    """Whether its quota does not fit beside those of others."""
+    """Whether the tenant's quota does not fit beside those of others."""
     slots: int = -1
     used: int = 0
-    """How many of them its jobs get."""
+    """How many of ``slots`` the tenant's jobs get."""
     targets: dict[str, Target] = field(default_factory=dict)
 
     def give(self, slots: int, targets: dict[str, Target]) -> None:
@@ -146,7 +146,7 @@ def _divide(tenants: Sequence[_Tenant], num_slots: int, policy: Policy) -> None:
 
 
 def _lend(tenants: Sequence[_Tenant], num_slots: int, policy: Policy) -> None:
-    """Offer what is still left, all at once, to one tenant after the other: it may be a minimum."""
+    """Offer what is still left, all at once, to one tenant after the other: it may suffice for a minimum."""
     left = num_slots - sum(tenant.used for tenant in tenants)
     for tenant in sorted(tenants, key=lambda t: (t.used / t.share.weight, t.name)):
         targets = policy(tenant.jobs, tenant.used + left) if left else tenant.targets

@@ -7,9 +7,9 @@ least 1 (A. Qiao et al., "Pollux", OSDI 2021, section 4.1). A worker whose sampl
 and backward, computes them in several equal ones, of which only the last hides the exchange.
 
 All of it is fitted to what iterations have measured, by least squares with a prior that decides what was not measured:
-that the job scales perfectly. So an exchange never seen takes no time, until something else is seen. Of a job whose
-batch may change, half of the computation is taken not to grow with the batch until two were measured, so that a larger
-one is tried; of any other all of it, so that more workers are.
+that the job scales perfectly. So an exchange never seen takes no time, until something else is seen. For a job whose
+batch may change, half of the computation is taken to grow with the batch until two were measured, so that a larger one
+is tried; for any other job all of it, so that more workers are tried.
 
 Jobs do not scale as smoothly as lines. What was measured with a number of workers corrects the lines there, at the
 samples of a pass with which it was measured: a larger one may need more memory than caches have.
@@ -26,28 +26,28 @@ from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
 Configuration = tuple[int, int, bool]
-"""Workers, batch, and whether across hosts."""
+"""The number of workers, the batch, and whether the workers are across hosts."""
 
 NOISE = 0.1
 """The standard deviation of one iteration's time, relative to it."""
 MISFIT = 0.2
-"""That of what the lines predict for a number of workers, relative to it."""
+"""The standard deviation of what the lines predict for a number of workers, relative to it."""
 MOST_ITERATIONS = 16
-"""That count in one configuration: more do not make its time more certain, as machines change their speed."""
+"""The most iterations that count in a configuration: more add no certainty, as machines change their speed."""
 MOST_MEASUREMENTS = 16
-"""That count in one configuration: the newest."""
+"""Only the newest this many measurements of a configuration count."""
 MOST_CONFIGURATIONS = 64
-"""That count: the newest."""
+"""Only the newest this many configurations count."""
 CERTAIN = 2.0
-"""An error of the lines below so many standard deviations of the measured time is taken for noise: else a job would
-choose, among many numbers of workers, the one that noise makes fast."""
+"""An error of the lines below this many standard deviations of the measured time is taken for noise: otherwise a job
+would choose, among many numbers of workers, the one that noise makes fast."""
 OVERLAPS = np.array([1.0, 1.25, 1.5, 2.0, 3.0, 4.0, 6.0, 10.0])
 LESS_OVERLAP = 1e-3
-"""What speaks for less overlap among equal fits, in relative error."""
+"""The penalty for overlap, in relative error: among equal fits the one with least overlap is chosen."""
 FLAT = 1e-6
-"""The standard deviation of an exchange's slope while it cannot be told, relative to the time of a typical pass."""
+"""The standard deviation of an exchange's slope while it is not known, relative to the time of a typical pass."""
 FIXED_SHARE = 0.5
-"""Of the computation, until two batches were measured; of a job whose batch may change."""
+"""The fixed share of the computation, until two batches were measured, of a job whose batch may change."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Measurement:
 
     @property
     def configuration(self) -> Configuration:
-        """What decides how long it takes."""
+        """The configuration, which decides how long an iteration takes."""
         return self.workers, self.batch, self.hosts > 1
 
 
@@ -84,9 +84,9 @@ class Line:
 
 
 class Correction(NamedTuple):
-    """How far the lines are off with so many workers.
+    """How far the lines are off with ``workers`` workers.
 
-    Between two samples that were measured it is linear in their logarithm, beyond them constant.
+    Between two measured numbers of samples this is linear in their logarithm, beyond them constant.
     """
 
     workers: int
@@ -94,31 +94,31 @@ class Correction(NamedTuple):
     samples: tuple[float, ...]
     """Logarithms of the samples of a pass of the slowest worker, rising."""
     errors: tuple[float, ...]
-    """Logarithms of how many times as long as by the lines an iteration takes."""
+    """Logarithms of the ratios of the measured time of an iteration to that by the lines."""
 
 
 @dataclass(frozen=True)
 class Throughput:
     """T(n, b) of one job. As it is by default, a job scales perfectly, in an unknown unit of time.
 
-    With ``num_shards`` the slowest of n workers computes ceil(num_shards / n) of so many equal parts of the batch,
+    With ``num_shards`` the slowest of n workers computes ceil(num_shards / n) of the equal parts of the batch,
     otherwise the n-th part.
     """
 
     num_shards: int | None = None
     compute: Line = Line(slope=1.0)
-    """Of one pass, over its samples."""
+    """The seconds of the computation of one pass, over its samples."""
     exchange: Line = Line()
-    """Over the workers less 2, on one host."""
+    """The seconds of the exchange on one host, over the number of workers less 2."""
     exchange_across: Line = Line()
-    """The same across hosts."""
+    """The seconds of the exchange across hosts, over the number of workers less 2."""
     num_measured: int = 0
-    """Configurations that were measured: 0 means that nothing is known."""
+    """How many configurations were measured; 0 means that nothing is known."""
     overlap: float = 1.0
-    """1: computation and exchange follow each other; the larger, the more of the shorter one is hidden."""
+    """The exponent o. 1: computation and exchange follow each other; the larger, the more of the shorter is hidden."""
     corrections: tuple[Correction, ...] = ()
     micro_batch_size: int | None = None
-    """The most samples of one pass, of a job without ``num_shards``; None: a worker computes its part in one."""
+    """The most samples of one pass, of a job without ``num_shards``; None: a worker computes its part in one pass."""
 
     @property
     def is_linear(self) -> bool:
@@ -137,7 +137,7 @@ class Throughput:
         return FixedWorkers(self, n, across, exchange)
 
     def seconds_of(self, workers: int, batch: int, *, across: bool = False) -> float:
-        """Return `seconds` for one configuration, sooner."""
+        """Return `seconds` for one configuration, but faster."""
         line = self.exchange_across if across else self.exchange
         exchange = line.intercept + line.slope * (workers - 2) if workers > 1 else 0.0
         samples, passes = self._samples_of(workers, batch), 1
@@ -182,7 +182,7 @@ class FixedWorkers(NamedTuple):
     workers: Floats
     across: ArrayLike
     exchange: Floats
-    """Seconds."""
+    """Seconds of the exchange."""
 
     def seconds(self, batch: ArrayLike) -> Floats:
         """Return the seconds of an iteration."""
@@ -227,9 +227,9 @@ class Measurements:
     may_grow: bool = False
     micro_batch_size: int | None = None
     _newest: dict[Configuration, list[Measurement]] = field(default_factory=dict)
-    """The configuration measured last comes last."""
+    """The newest measurements by configuration; the configuration measured last comes last."""
     _medians: dict[Configuration, "_Median"] = field(default_factory=dict)
-    """In the same order."""
+    """The medians of these measurements, in the same order."""
 
     def add(self, measurement: Measurement) -> None:
         """Take a measurement into account; the oldest of many are forgotten."""
@@ -246,7 +246,7 @@ class Measurements:
         return {configuration: found.seconds for configuration, found in self._medians.items()}
 
     def median(self, configuration: Configuration) -> float:
-        """Return the median seconds of an iteration in one that was measured."""
+        """Return the median seconds of an iteration in a measured configuration."""
         return self._medians[configuration].seconds
 
     def fit(self) -> Throughput:
@@ -272,7 +272,7 @@ class Measurements:
 
 
 SHORTEST = 1e-9
-"""Seconds."""
+"""The shortest computation of a pass, in seconds."""
 ROUNDING = 1e-8
 """What rounding may add to a number of passes."""
 
@@ -284,7 +284,7 @@ class _Median(NamedTuple):
     exchange: float
     iterations: int
     seconds: float
-    """Of both together."""
+    """The median seconds of computation and exchange together."""
 
     @classmethod
     def of(cls, measurements: Sequence[Measurement]) -> "_Median":
@@ -301,10 +301,10 @@ class _Rows(NamedTuple):
 
     workers: Floats
     samples: Floats
-    """Of a pass."""
+    """The samples of a pass."""
     across: NDArray[np.bool_]
     last: Floats
-    """Seconds of the last pass and of the exchange, as far as that is not hidden behind it."""
+    """Seconds of the last pass, with the part of the exchange that is not hidden behind it."""
     compute: Floats
     """Seconds of a pass."""
     weights: Floats
@@ -347,7 +347,7 @@ def _at(starts: Floats, slopes: Floats, x: Floats) -> Floats:
 def _corrections(
     workers: Floats, across: NDArray[np.bool_], samples: Floats, errors: Floats, counts: Floats
 ) -> tuple[Correction, ...]:
-    """Return what makes up for ``errors``, the logarithms of how far lines are off, as far as they are no noise."""
+    """Return what makes up for ``errors``, the logarithms of how far lines are off, as far as they are not noise."""
     errors = errors * counts / (counts + (NOISE / MISFIT) ** 2)
     errors = np.where(np.abs(errors) < CERTAIN * NOISE / np.sqrt(counts), 0.0, errors)
     columns = workers.tolist(), across.tolist(), np.log(samples).tolist(), errors.tolist()

@@ -12,7 +12,7 @@ training.py    what jobs train, and how fast: by profiles.py, throughputs.py, or
 workload.py    what happens from outside: submissions, requests of users, hosts
 traces.py      where workloads come from: synthetic.py, tables.py with csv_table.py and arrivals.py, history.py
 outcome.py     what became of the jobs
-figures.py     by what that is compared
+figures.py     the figures by which simulations are compared
 
 A replay without the core, for published clocks and schedulers:
 

@@ -10,7 +10,7 @@ from .job import SimulatedWorker
 from .timeline import Timeline
 
 LISTED_SECONDS = 10.0
-"""For so long, at least, a worker that is gone is listed."""
+"""The least number of seconds for which a worker that is gone is listed."""
 
 
 class SimulatedAgents:
@@ -23,7 +23,7 @@ class SimulatedAgents:
         self.assigned: dict[str, tuple[str, ...]] = {}
         """The jobs whose allocations each host watches."""
         self._running: defaultdict[str, dict[int, SimulatedWorker]] = defaultdict(dict)
-        """By host and slot."""
+        """The live workers, by host and slot."""
         self._gone: defaultdict[str, dict[tuple[str, int], tuple[SimulatedWorker, WorkerReport, float]]]
         self._gone = defaultdict(dict)
         self._silent: set[str] = set()

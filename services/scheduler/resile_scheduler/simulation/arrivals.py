@@ -20,7 +20,7 @@ class Arrival:
     workers: int
     batch_size: int
     line: int = field(default=0, compare=False)
-    """Of the file."""
+    """The line of the file."""
 
 
 def read_arrivals(path: Path, applications: Mapping[str, Application], *, num_slots: int) -> list[Arrival]:

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from .replay import Allocation, Cluster, Nodes, ReplayedJob
 
 DEMOTION_SLOT_SECONDS = 16 * 3600.0
-"""What a job has attained when it leaves Tiresias' first queue."""
+"""The slot-seconds that a job has attained when it leaves Tiresias' first queue."""
 
 
 class Tiresias:
@@ -18,7 +18,7 @@ class Tiresias:
     def __init__(self, *, demotion_slot_seconds: float = DEMOTION_SLOT_SECONDS) -> None:
         self._demotion = demotion_slot_seconds
         self._second: dict[str, None] = {}
-        """The jobs of the second queue, in the order in which they came into it."""
+        """The jobs of the second queue, in the order in which they entered it."""
 
     def decide(self, jobs: Sequence[ReplayedJob], cluster: Cluster, *, now: float) -> dict[str, Allocation]:
         """Admit gangs in the order of the queues."""

@@ -14,12 +14,12 @@ Row = tuple[int, Mapping[str, str]]
 
 
 MOST = 10**12
-"""Iterations, samples, or whatever else is counted."""
+"""The largest count of iterations, samples, or anything else."""
 MOST_SECONDS = 10 * 365 * 86400.0
 SIMILAR = 0.8
-"""From this similarity on, the name of a column is taken for a misspelling of another (`difflib`)."""
+"""The similarity (`difflib`) from which the name of a column is taken for a misspelling of another."""
 MOMENT = "a number of seconds, of ten years at most"
-"""What `moment` expects."""
+"""What `moment` expects, in words."""
 
 
 class MalformedFile(UsageError):
@@ -64,7 +64,7 @@ def check_optional(path: Path, columns: Iterable[str]) -> None:
     """Check that the header has none of the optional ``columns`` twice, and none that is nearly one of them.
 
     Raises:
-        MalformedFile: it has, or it cannot be read.
+        MalformedFile: it has one of these, or it cannot be read.
 
     """
     known = set(columns)

@@ -10,13 +10,13 @@ from .profiles import Application
 from .replay import Cluster, Outcome
 
 NUM_BATCHES = 12
-"""So many are tried in each epoch."""
+"""How many batch sizes are tried in each epoch."""
 
 
 def finish_time_fairness(
     arrivals: Sequence[Arrival], outcomes: Sequence[Outcome], cluster: Cluster, *, fixed: Mapping[str, int]
 ) -> list[float]:
-    """Return for each job its completion time by that on an equal share (K. Mahajan et al., "Themis", NSDI 2020).
+    """Return each job's completion time over that on an equal share (K. Mahajan et al., "Themis", NSDI 2020).
 
     The share is that of N jobs, where N is the mean number of jobs in the cluster while it was there. On it the job
     trains without any change, from its submission on, with the batch that is best in each epoch. Above 1 a job would

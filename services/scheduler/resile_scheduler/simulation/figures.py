@@ -20,26 +20,26 @@ class Figures:
     jobs: int
     completed: int
     dropped: int
-    """Those that failed, were stopped, or could never run."""
+    """The number of jobs that failed, were stopped, or could never run."""
     deadlines: int
     deadlines_met: int
     mean_seconds: float | None
-    """From submission to completion."""
+    """The mean time from submission to completion."""
     median_seconds: float | None
     p99_seconds: float | None
     mean_wait_seconds: float | None
-    """From submission to the first iteration, of those that trained."""
+    """The mean time from submission to the first iteration, of the jobs that trained."""
     makespan_seconds: float
-    """From the first submission to the end of the last job."""
+    """The time from the first submission to the end of the last job."""
     utilization: float
-    """Slot-seconds in which workers trained, by those that the hosts had from the first submission on."""
+    """Slot-seconds in which workers trained, over those that the hosts had from the first submission on."""
     jain: float | None
-    """Jain's index of what jobs got, each relative to its share: 1 if all got equally much, 1/n if one got all."""
+    """Jain's index of what jobs got, each relative to its share: 1 if all got the same, 1/n if one got all."""
     fairness_median: float | None
-    """Finish-time fairness: the completion time by that on an equal share. Above 1 the share had been better."""
+    """Median finish-time fairness: completion time over that on an equal share. Above 1 the share was better."""
     fairness_worst: float | None
     changes: int
-    """Of the slots of jobs that trained."""
+    """How often the slots of jobs that trained changed."""
 
 
 def figures_of(outcome: Outcome) -> Figures:
@@ -77,13 +77,13 @@ def _of(values: Floats, function: Callable[[Floats], object]) -> float | None:
 
 
 def _jain(fairness: Floats) -> float:
-    """R. Jain et al., DEC-TR-301 (1984), of the speeds of jobs relative to those on their shares."""
+    """Return the index of R. Jain et al., DEC-TR-301 (1984), of the jobs' speeds relative to those on their shares."""
     speeds = 1.0 / fairness
     return float(speeds.sum() ** 2 / (len(speeds) * (speeds**2).sum()))
 
 
 def finish_time_fairness(outcome: Outcome) -> Floats:
-    """Return for each completed job its completion time by that on an equal share (K. Mahajan et al., NSDI 2020).
+    """Return each completed job's completion time over that on an equal share (K. Mahajan et al., NSDI 2020).
 
     The share is that of N jobs, where N is the mean number of jobs in the pool while it was there. On it the job trains
     without any change, from its submission on, with the batch that it begins with.

@@ -1,14 +1,14 @@
 """A pool's own history as a workload: what happened, to be simulated under any policy.
 
-The file is what ``resile events --json`` prints, or what ``resile events -f --json`` does, an event in each line. Of it
-are taken:
+The file is the output of ``resile events --json``, or of ``resile events -f --json`` with an event in each line. From
+it are taken:
 
 - the jobs, when they were submitted, their limits, and what users asked of them: priorities, pauses, stops;
 - how long their iterations took, by number of workers (`training.Recorded`), which includes what changes cost;
 - the weights and quotas of tenants, as far as they changed;
 - the hosts, and when they came and went.
 
-What the policy of the time decided is not taken, nor are failures of single workers. A job that failed counts as
+What the policy of that time decided is not taken, nor are failures of single workers. A job that failed counts as
 complete at the iteration at which it did.
 """
 
@@ -50,7 +50,7 @@ _STATES: dict[type[HostEvent], HostState] = {
     HostLeft: HostState.LEFT,
 }
 _EXACT = ("allocation", "completed", "paused")
-"""The kinds of history items whose iteration is that at which they happened; others may lag behind."""
+"""The kinds of history items with the exact iteration at which they happened; that of others may lag behind."""
 
 
 def read_history(path: Path) -> Workload:
@@ -97,10 +97,10 @@ class _Place(NamedTuple):
 
     line: int
     inside: str
-    """Its document: the way to it, if the document has several."""
+    """The path to the event in its document, if the document has several."""
 
     def malformed(self, path: Path, problem: str, *fields: str) -> MalformedFile:
-        """Return the error about ``fields``, the way to a part of the event."""
+        """Return the error about ``fields``, the path to a part of the event."""
         return MalformedFile(path, problem, line=self.line, column=".".join(filter(None, (self.inside, *fields))))
 
 
@@ -172,7 +172,7 @@ def _entries(path: Path) -> Iterator[tuple[_Place, Any]]:
 
 
 def _is_lines(lines: Sequence[tuple[int, str]]) -> bool:
-    """Whether each line is a document, not all together."""
+    """Whether each line is a document of its own, and not all lines together."""
     try:
         orjson.loads(lines[0][1])
     except orjson.JSONDecodeError:

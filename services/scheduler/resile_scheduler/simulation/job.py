@@ -12,9 +12,9 @@ from .training import Pace, WorkersByHost
 from .workload import Submission
 
 RESOLUTION = 1e-9
-"""What is left of a number of iterations after rounding, relative to it."""
+"""The error that rounding may leave in a number of iterations, relative to it."""
 CLOCK_RESOLUTION = 1e-6
-"""Moments that differ by less, in seconds, are one: seconds since the epoch are rounded to 0.24 microseconds."""
+"""Times less than this many seconds apart are equal: seconds since the epoch are rounded to 0.24 microseconds."""
 
 
 @dataclass(eq=False)
@@ -43,9 +43,9 @@ class Stretch:
     begun: float
     pace: Pace
     iteration: int
-    """The first."""
+    """The first iteration."""
     done: float
-    """Work before it."""
+    """The work done before the first iteration."""
 
     def num_complete(self, now: float) -> int:
         """Return how many iterations are complete at ``now``."""
@@ -56,7 +56,7 @@ class Stretch:
         return math.ceil((time - self.begun - CLOCK_RESOLUTION) / self.pace.seconds - RESOLUTION)
 
     def num_until(self, done: float) -> int:
-        """Return after how many iterations so much work is done: at least one."""
+        """Return after how many iterations ``done`` work is done: at least one."""
         return max(1, math.ceil((done - self.done) / self.pace.work * (1 - RESOLUTION)))
 
     def end_of(self, num: int) -> float:
@@ -69,7 +69,7 @@ class Position(NamedTuple):
 
     iteration: int = 0
     done: float = 0.0
-    """Work before that iteration."""
+    """The work done before ``iteration``."""
     batch_size: int = 0
 
 

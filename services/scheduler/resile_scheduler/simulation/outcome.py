@@ -9,23 +9,23 @@ from ..core.events import StoreJob
 from .workload import Submission, Workload
 
 Steps = tuple[tuple[float, int], ...]
-"""Moments, and the number that holds from each on."""
+"""Times, each with the number that holds from then on."""
 _WITHOUT_SLOTS = ("completed", "failed", "stopped", "paused", "queued")
 """Kinds of history items after which a job holds no slots."""
 
 
 @dataclass
 class JobOutcome:
-    """One job. Times are seconds after the start; None: it never came to that."""
+    """One job. Times are seconds after the start; None: it never happened."""
 
     submission: Submission
     state: JobState = JobState.ACCEPTED
     started: float | None = None
     ended: float | None = None
     num_changes: int = 0
-    """Of its slots. A start is none."""
+    """How often its slots changed; a start does not count."""
     steps: list[tuple[float, int]] = field(default_factory=list)
-    """How many workers it trained with, from each moment on."""
+    """How many workers it trained with, from each time on."""
     _slots: tuple[str, ...] = ()
 
     @property
@@ -35,7 +35,7 @@ class JobOutcome:
 
     @property
     def seconds(self) -> float | None:
-        """From submission to completion; None if it did not complete."""
+        """Seconds from submission to completion; None if it did not complete."""
         return self.ended - self.submission.time if self.is_complete and self.ended is not None else None
 
     @property
@@ -73,9 +73,9 @@ class Outcome:
     jobs: tuple[JobOutcome, ...]
     capacity: Steps
     slots_per_host: int
-    """Of the largest host."""
+    """How many slots the largest host has."""
     end: float
-    """When the last job ended; if some never did, when nothing could happen to them any more."""
+    """When the last job ended; if some jobs never did, when nothing could happen to them any more."""
 
     @property
     def num_slots(self) -> int:
@@ -103,7 +103,7 @@ class Recorder:
             self.num_ended += 1
 
     def on_capacity(self, num_slots: int, *, time: float) -> None:
-        """Record that the pool has so many slots from ``time`` on."""
+        """Record that the pool has ``num_slots`` slots from ``time`` on."""
         self._capacity.append((time, num_slots))
 
     def outcome(self, name: str, *, end: float) -> Outcome:

@@ -14,9 +14,9 @@ from .replay import Measurement
 
 OVERLAPS = np.array([1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 6.0, 10.0])
 LESS_OVERLAP = 1e-3
-"""What speaks for less overlap among equal fits, in relative error."""
+"""The penalty for overlap, in relative error: among equal fits the one with least overlap is chosen."""
 FARTHER = 1.1
-"""How many times slower an exchange across nodes is at least, while only those within one were measured."""
+"""How many times slower an exchange across nodes is taken to be while only those within one were measured."""
 
 
 @dataclass(frozen=True)
@@ -28,12 +28,12 @@ class OverlappedThroughput(Throughput):
     """
 
     initial: int = 1
-    """One worker alone takes a larger batch in two or more steps."""
+    """The initial batch: one worker alone takes a larger one in two or more steps."""
     largest_local: int = 1
 
     @property
     def is_linear(self) -> bool:
-        """Whether it is linear in the batch: it has a step wherever the number of steps changes."""
+        """Whether it is linear in the batch: never, since it jumps wherever the number of steps changes."""
         return False
 
     def with_workers(self, workers: ArrayLike, *, across: ArrayLike = False) -> FixedWorkers:
@@ -108,7 +108,7 @@ def _corrections(model: OverlappedThroughput, measurements: Sequence[Measurement
 
 
 def _fit_compute(local: Floats, seconds: Floats) -> Line:
-    """Of one local batch, half the time is taken to grow with it: so that larger ones are tried."""
+    """Fit the computation. Half the time of a single local batch is taken to grow with it: so larger ones are tried."""
     if (local == local[0]).all():
         half = float(seconds.mean()) / 2
         return Line(half, half / float(local[0]))

@@ -13,7 +13,7 @@ def pack(wanted: Wanted, cluster: Cluster) -> dict[str, Nodes]:
     """Return the nodes of each job that should have workers; all must fit.
 
     A job keeps its nodes if its number of workers stays and they are as few nodes as can be. The others are placed
-    anew, the largest first: on whole nodes, and what is left on the node with the least room for it. If one of them
+    again, the largest first: on whole nodes, and what is left on the node with the least room for it. If one of them
     would be spread over more nodes than it needs, small jobs make room: those of the node where fewest workers move.
     """
     kept = {

@@ -1,4 +1,4 @@
-"""A policy of the scheduler as one of a replay: it sees what jobs have measured, and never what remains of them."""
+"""A scheduler policy as the scheduler of a replay: it sees what jobs have measured, and never what remains of them."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,7 +13,7 @@ from .profiles import Application
 from .replay import Allocation, Cluster, ReplayedJob
 
 GROWTH = 2
-"""How many times more workers a job may have than it ever had: so far its fitted throughput is trusted."""
+"""A job may have up to this many times the workers it ever had: its fitted throughput is trusted no further."""
 
 
 class PolicyScheduler:

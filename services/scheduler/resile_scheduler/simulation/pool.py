@@ -88,9 +88,9 @@ class SimulatedPool:
         self._last_number = 0
         self._events: deque[Event] = deque()
         self.channel: Callable[[Event], Iterable[Event]] = lambda event: (event,)
-        """Returns what arrives, now, of a heartbeat or report that is sent."""
+        """Called with each heartbeat or report that is sent; returns what arrives of it now."""
         self.on_stored: Callable[[StoreJob], object] = lambda stored: None
-        """Called with each record and the items of its history that are stored with it."""
+        """Called with each stored record and the items of its history that are stored with it."""
 
     @property
     def now(self) -> float:

@@ -29,7 +29,7 @@ Epochs = tuple[tuple[float, float, float], ...]
 """For each epoch its last progress, and the squared norm and the variance of the gradient in it."""
 
 RESOLUTION = 1e-9
-"""What rounding may take of a sum of progress, relative to it."""
+"""The error that rounding may leave in a sum of progress, relative to it."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +39,9 @@ class Application:
     name: str
     placements: Mapping[Placement, Curve]
     by_size: Mapping[tuple[int, int], Curve]
-    """By the numbers of nodes and of workers: the mean over placements, and what was measured on more nodes."""
+    """Curves by numbers of nodes and workers: means over placements, and what was measured on more nodes."""
     epochs: Mapping[int, Epochs]
-    """By batch size, rising."""
+    """The epochs by batch size, rising."""
     smallest_local: int
     largest_local: int
     _times: dict[tuple[Placement, int], tuple[float, float]] = field(default_factory=dict, repr=False)
@@ -67,7 +67,7 @@ class Application:
         return min(rows[num_epochs - 1][0] for rows in self.epochs.values()) if num_epochs else 0.0
 
     def epoch_at(self, progress: float) -> int:
-        """Return the epoch, counted from 0, in which there is so much progress; the last one at its end."""
+        """Return the epoch, counted from 0, in which progress is ``progress``; the last epoch at its end."""
         ends = self._ends
         return min(bisect_right(ends, progress * (1 + RESOLUTION)), len(ends) - 1)
 

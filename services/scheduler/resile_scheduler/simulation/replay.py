@@ -3,9 +3,9 @@
 A job trains at the speed that its application's profile (`profiles`) has for its placement and batch, and needs as much
 progress as the profile has epochs. Everything is deterministic.
 
-There are two clocks. `Ticks` decides every so many seconds: jobs first advance with what they have, and a completion in
-between frees nothing before the tick. `Events` decides at every submission and completion, and at the latest so many
-seconds after the last decision. Under both, a job whose workers change, also at its first start, loses time.
+There are two clocks. `Ticks` decides at a fixed interval: jobs first advance with what they have, and a completion in
+between frees nothing before the tick. `Events` decides at every submission and completion, and at the latest a fixed
+time after the last decision. Under both, a job whose workers change, also at its first start, loses time.
 """
 
 import math
@@ -20,10 +20,10 @@ from .arrivals import Arrival
 from .profiles import Placement
 
 Nodes = tuple[int, ...]
-"""The node of each worker, those of one node beside each other."""
+"""The node of each worker; workers of one node are adjacent."""
 
 RESOLUTION_SECONDS = 1e-6
-"""An epoch that ends so little after the time that is simulated has ended."""
+"""An epoch that ends at most this long after the simulated time counts as ended."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Ticks:
 
     seconds: float = 60.0
     change_seconds: float = 30.0
-    """What a change costs the job, in seconds without training."""
+    """Seconds without training that a change costs a job."""
 
     @property
     def on_events(self) -> bool:
@@ -88,7 +88,7 @@ class Measurement(NamedTuple):
     num_nodes: int
     num_workers: int
     local: int
-    """Samples of one worker in the step."""
+    """The samples of one worker in the step."""
     step: float
     sync: float
 
@@ -108,17 +108,17 @@ class ReplayedJob:
     arrival: Arrival
     allocation: Allocation = Allocation()
     progress: float = 0.0
-    """Iterations at the initial batch."""
+    """Progress, in iterations at the initial batch."""
     epoch: int = 0
-    """How many are complete."""
+    """How many epochs are complete."""
     attained: float = 0.0
     """Slot-seconds held, changes included."""
     completed: float | None = None
-    """When, in seconds."""
+    """When it was completed, in seconds; None: not yet."""
     num_changes: int = 0
-    """Of its workers. The first start is none."""
+    """How often its workers changed; the first start does not count."""
     measurements: dict[Measurement, None] = field(default_factory=dict)
-    """What it has measured, in the order of the first time."""
+    """What it has measured, in the order in which it did so first."""
     gradient: tuple[float, float] = (0.0, 0.0)
     """Squared norm and variance at the initial batch, as measured last."""
     _placement: Placement = ()
@@ -207,7 +207,7 @@ class Outcome:
 
     @property
     def completion_time(self) -> float:
-        """From submission to completion."""
+        """The seconds from submission to completion."""
         return self.completed - self.submitted
 
 

@@ -26,18 +26,18 @@ from .workload import HostChange, Submission, UserRequest, Workload
 START = 1_000_000.0
 TICK_SECONDS = 30.0
 NUM_FINE_TICKS = 60
-"""So many seconds after the loss of a host the core checks its deadlines each second, as it does live."""
+"""For this many seconds after the loss of a host, the core checks its deadlines each second, as it does live."""
 KEEP_DAYS = 36500.0
 STUCK_SECONDS = 3600.0
-"""If no job holds a slot for so long, and nothing happens from outside any more, none ever will."""
+"""If no job holds a slot for this long, and nothing happens from outside any more, none ever will."""
 EVENTS_PER_REPORT = 1000
 LIKE_LIVE = Delays(change=0.5)
-"""What starts and changes take on a real pool: `bench/rescale.py`."""
+"""How long starts and changes take on a real pool: `bench/rescale.py`."""
 
 
 @dataclass(frozen=True)
 class Failures:
-    """Hosts crash at random, each after so many hours in the mean, and are back after so many minutes."""
+    """Hosts crash at random, each after ``mean_hours`` on average, and are back after ``repair_minutes``."""
 
     mean_hours: float
     repair_minutes: float = 10.0
@@ -60,7 +60,7 @@ class Settings:
 
 
 def delays_of(workload: Workload, change_seconds: float | None) -> Delays:
-    """Return what starts and changes take: as recorded, else as on a real pool; ``change_seconds`` precedes both.
+    """Return how long starts and changes take: as recorded, else as on a real pool; ``change_seconds`` overrides both.
 
     The times of iterations that were recorded include what changes cost.
     """
@@ -77,7 +77,7 @@ OnProgress = Callable[[int, float], object]
 def simulate(
     workload: Workload, settings: Settings, *, on_progress: OnProgress = lambda num_ended, seconds: None
 ) -> Outcome:
-    """Return what becomes of the jobs of a workload. It ends when all have, or none that is left can ever run.
+    """Return what becomes of the jobs of a workload. It ends when all have ended, or none that is left can ever run.
 
     Raises:
         UsageError: the workload has no host or no job.
@@ -140,7 +140,7 @@ class _Simulation:
 
     @property
     def _seconds_to_tick(self) -> float:
-        """Until the next tick: while there is no job, the ticks are left out that come before the next event."""
+        """Seconds until the next tick; while there is no job, the ticks before the next event are left out."""
         idle = self._pool.next_time - self._pool.now
         if self._pool.records or idle == inf:
             return TICK_SECONDS
@@ -176,7 +176,7 @@ class _Simulation:
             self._pool.later(seconds, partial(self._fail, change, incarnation))
 
     def _fail(self, change: HostChange, incarnation: int) -> None:
-        """Crash a host for a while, unless it is another one by now, or gone."""
+        """Crash a host for a while, unless it has another incarnation by now, or is gone."""
         host = self._pool.hosts[change.host]
         if host.state is not HostState.UP or host.incarnation != incarnation:
             return
@@ -197,7 +197,7 @@ class _Simulation:
 
 
 def _with_deadline(submission: Submission) -> Submission:
-    """Return what is submitted with the deadline that the scheduler sees, as a moment."""
+    """Return what is submitted with the deadline as the scheduler sees it, a time."""
     if submission.deadline is None:
         return submission
     deadline = at(START + submission.deadline)

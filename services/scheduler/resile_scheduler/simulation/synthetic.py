@@ -1,7 +1,7 @@
 """Workloads that are made up from a seed: jobs that arrive at random, compute-bound, balanced or communication-bound.
 
-The load is what arrives, in slot-seconds on one slot at the least batch, by what the slots have: ``low`` is 0.5 of it,
-``high`` 1.5, ``bursty`` 0.8 in three bursts.
+The load is the work that arrives, in slot-seconds on one slot at the least batch, over the slot-seconds that there are:
+``low`` is 0.5, ``high`` 1.5, ``bursty`` 0.8 in three bursts.
 """
 
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from .workload import CHECKPOINT_SECONDS, Submission, Workload
 
 LOADS = {"low": 0.5, "high": 1.5, "bursty": 0.8}
 GROWTH = 8
-"""The largest batch of a job, by its least."""
+"""The ratio of the largest batch of a job to its least."""
 MOST_WORKERS = 16
 NUM_SHARDS = 24
 MEAN_SECONDS = 3600.0
-"""What a job takes on one slot at its least batch, in the mean; their spread is lognormal."""
+"""How long a job takes on one slot at its least batch, on average; the spread is lognormal."""
 NUM_BURSTS = 3
 BURST_SHARE = 0.05
-"""The length of a burst, by all of the time."""
+"""The length of a burst, as a share of the whole time."""
 
 
 def synthetic(load: str, *, num_slots: int, hours: float, seed: int) -> Workload:
-    """Return the jobs that arrive in so many hours; ``load`` is one of `LOADS`."""
+    """Return the jobs that arrive in ``hours`` hours; ``load`` is one of `LOADS`."""
     rng = np.random.default_rng(seed)
     models = synthetic_models()
     horizon = hours * 3600.0

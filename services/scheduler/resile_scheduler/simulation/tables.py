@@ -8,7 +8,7 @@
   (`throughputs.py`), as in ElasticFlow's traces; ``deadline`` may be added. Times count from the first submission.
 
 A deadline is a time by the clock of the submissions. Sizes are allowed numbers of workers, as in ``1 2 4 8``. An empty
-cell is as good as none.
+cell counts as missing.
 """
 
 from collections.abc import Callable, Iterable
@@ -50,7 +50,7 @@ MODELLED = ("job_id", "submission_time", "num_iteration", "model_name", "batch_s
 NUM_SHARDS = 24
 MOST_SHARDS = 64
 GROWTH = 8
-"""The largest batch of a job of a model, by the one that it begins with."""
+"""The ratio of the largest batch of a job of a model to the one that it begins with."""
 
 
 def read_table(path: Path, *, profiles: Path | None, num_slots: int) -> Workload:

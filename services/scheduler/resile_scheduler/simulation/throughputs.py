@@ -12,7 +12,7 @@ from ..policies.throughput import MOST_ITERATIONS, Line, Measurement, Measuremen
 from .csv_table import MalformedFile, cell, duration, non_negative, positive_int, read_header, read_rows
 
 SLOTS_PER_HOST = 8
-"""Of the machines on which such tables were measured."""
+"""Slots per host of the machines on which such tables were measured."""
 LEAST_BATCH = 64
 SAMPLE_SECONDS = 0.002
 RATE = "a number of iterations per second, from one a day to a million a second, or 0"
@@ -29,7 +29,7 @@ class Model:
 
 
 def synthetic_models() -> list[Model]:
-    """Return three models; in the exchange of two workers go 0.1, 0.5 and 2 times their time of compute."""
+    """Return three models, whose exchange between two workers takes 0.1, 0.5 and 2 times their computation."""
     shares = {"compute-bound": 0.1, "balanced": 0.5, "communication-bound": 2.0}
     return [Model(name, _synthetic(share), LEAST_BATCH) for name, share in shares.items()]
 

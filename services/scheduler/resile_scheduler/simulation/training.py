@@ -26,13 +26,13 @@ class Pace(NamedTuple):
 
     seconds: float
     work: float
-    """That an iteration does."""
+    """The work that an iteration does."""
     until: float
-    """So much work is done when the pace changes, or the job is complete."""
+    """The work that is done when the pace changes, or the job is complete."""
     exchange_seconds: float = 0.0
-    """As many of ``seconds``."""
+    """The part of ``seconds`` that the exchange takes."""
     noise_scale: float | None = None
-    """Of the gradient, in samples; None: it is not measured."""
+    """The noise scale of the gradient, in samples; None: it is not measured."""
 
 
 class Training(Protocol):
@@ -45,7 +45,7 @@ class Training(Protocol):
 
     @property
     def iterations_total(self) -> int:
-        """At the batch size that it begins with."""
+        """The number of iterations at the batch size that it begins with."""
         ...
 
     @property
@@ -74,11 +74,11 @@ class Training(Protocol):
 
 
 MOST_DAYS = 366
-"""That a job may take on the most workers that it can have: the simulated scheduler looks at it every 30 seconds."""
+"""The most days that a job may take on its most workers: the simulated scheduler looks at it every 30 seconds."""
 
 
 def too_long(training: Training, workers: int) -> str:
-    """Say how long it would take on so many workers of one host, at its first pace, if that is too long to simulate."""
+    """Return how long it takes on ``workers`` workers of a host, at its first pace, if that is too long to simulate."""
     pace = training.pace((workers,), training.batch_size, 0.0)
     days = training.work / pace.work * pace.seconds / 86400
     if days <= MOST_DAYS:
@@ -98,7 +98,7 @@ class Sharded:
 
     @property
     def work(self) -> float:
-        """In iterations."""
+        """All that has to be done, in iterations."""
         return self.iterations_total
 
     @property
@@ -127,7 +127,7 @@ class Recorded:
 
     @property
     def work(self) -> float:
-        """In iterations."""
+        """All that has to be done, in iterations."""
         return self.iterations_total
 
     @property
@@ -168,17 +168,17 @@ class Modelled:
 
     @property
     def work(self) -> float:
-        """In samples."""
+        """All that has to be done, in samples."""
         return self.samples
 
     @property
     def micro_batch_size(self) -> int | None:
-        """As the throughput has it."""
+        """The micro batch size of the throughput."""
         return self.throughput.micro_batch_size
 
     @property
     def iterations_total(self) -> int:
-        """At the batch size that it begins with."""
+        """The number of iterations at the batch size that it begins with."""
         return ceil(self.samples / self.batch_size)
 
     def pace(self, workers: WorkersByHost, batch_size: int, done: float) -> Pace:
@@ -197,27 +197,27 @@ class Profiled:
     application: Application
     batch_size: int
     is_fixed: bool = False
-    """The batch stays as it is."""
+    """Whether the batch stays as it is."""
 
     @property
     def work(self) -> float:
-        """In iterations with the smallest batch."""
+        """All that has to be done, in iterations with the smallest batch."""
         return self.application.progress_after(self.application.num_epochs)
 
     @property
     def iterations_total(self) -> int:
-        """With the batch size that it begins with, as far as the first epoch tells."""
+        """The number of iterations at the batch size that it begins with, as far as the first epoch tells."""
         pace = self.pace((1,), self.batch_size, 0.0)
         return ceil(self.work / pace.work)
 
     @property
     def num_shards(self) -> int:
-        """As many as the largest batch gives work to."""
+        """As many workers as the largest batch gives work to."""
         return self.application.largest_batch // self.application.smallest_local
 
     @property
     def batch_range(self) -> BatchRange | None:
-        """All that was measured."""
+        """The range of the batches that were measured."""
         application = self.application
         if self.is_fixed:
             return None

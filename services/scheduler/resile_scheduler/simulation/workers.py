@@ -1,6 +1,6 @@
 """What the workers of simulated jobs do: start, join at a boundary, train, leave, recover, complete.
 
-Iterations are not simulated one by one: a boundary is, where something happens at it.
+Iterations are not simulated one by one, only the boundaries at which something happens.
 """
 
 from collections.abc import Callable, Iterable
@@ -27,7 +27,7 @@ from .timeline import Timeline
 
 ACCUSE_AGAIN_SECONDS = 1.0
 NUM_MEASURED = 5
-"""So many iterations of a stretch are measured, after its first."""
+"""How many iterations of a stretch are measured, after its first."""
 
 
 @dataclass(frozen=True)
@@ -36,15 +36,15 @@ class Delays:
 
     fork: float = 0.03
     script: float = 0.8
-    """From the fork to the training call."""
+    """The time from the fork to the training call."""
     exit: float = 0.05
     change: float = 0.0
-    """For which a job stands still when its workers change; that others start meanwhile may cost it this, too.
+    """How long a job pauses when its workers change. Starting other workers can cost it the same.
 
     A batch that changes alone costs nothing.
     """
     detection: float = 3.0
-    """Of silence, after which a host is lost."""
+    """The silence after which a host is lost."""
 
 
 class SimulatedWorkers:

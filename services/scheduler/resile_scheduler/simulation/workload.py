@@ -17,7 +17,7 @@ CHECKPOINT_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class Submission:
-    """A job that is submitted ``time`` seconds after the start, and should be complete at ``deadline``, if at all.
+    """A job that is submitted ``time`` seconds after the start, and should be complete by ``deadline``, if it has one.
 
     While it trains, a checkpoint is saved after each ``checkpoint_seconds``; None: never.
     """
@@ -72,9 +72,9 @@ class Workload:
     requests: tuple[UserRequest, ...] = ()
     hosts: tuple[HostChange, ...] = ()
     start_seconds: float | None = None
-    """What a start takes until the first iteration, if it was recorded."""
+    """How long a start takes until the first iteration, if that was recorded."""
     left_out: tuple[str, ...] = ()
-    """Recorded jobs of which too little is known to simulate them."""
+    """Recorded jobs about which too little is known to simulate them."""
 
 
 def equal_hosts(num_slots: int, num_hosts: int) -> tuple[HostChange, ...]:

@@ -1,6 +1,6 @@
 """The communicator of one generation: a process group, and the thread that forms it and runs all of its operations.
 
-No other thread calls the library, except to abort, and to ask for errors: nobody else ever waits for a peer.
+No other thread calls the library, except to abort and to ask for errors, so no other thread ever waits for a peer.
 """
 
 import threading
@@ -13,7 +13,7 @@ from .process_group import DeviceGroup
 
 Task = Callable[[DeviceGroup], None]
 Form = Callable[[Task], DeviceGroup]
-"""Forms a group; the argument is called with it as soon as it can be aborted."""
+"""Forms a process group, and calls its argument with the group as soon as that can be aborted."""
 
 
 class Condition(Enum):
@@ -27,8 +27,8 @@ class Condition(Enum):
 class Communicator:
     """Forms a group by ``form`` in the background, then runs tasks one after the other. From any thread.
 
-    ``give_up`` makes a ``form`` that waits for other members fail. One that has not formed after ``forming_seconds``
-    ends, also where a call of the library does not return.
+    ``give_up`` makes a ``form`` that waits for other members fail. A communicator that has not formed after
+    ``forming_seconds`` ends, even if a call of the library does not return.
 
     ``on_change`` is called after each change of ``condition``, and after each task, by the communicator's thread.
     """
@@ -43,7 +43,7 @@ class Communicator:
         give_up: Callable[[], None] = lambda: None,
     ) -> None:
         self.reason = ""
-        """Why it has ended: the first cause."""
+        """Why the communicator has ended: the first cause."""
         self._form = form
         self._give_up = give_up
         self._on_change = on_change
@@ -67,7 +67,7 @@ class Communicator:
         return self._condition
 
     def submit(self, task: Task) -> None:
-        """Run ``task`` after all earlier ones; nothing if the communicator has ended. What it raises ends it."""
+        """Run ``task`` after all earlier ones; no effect if the communicator has ended. An exception ends it."""
         self._tasks.put(task)
 
     def abandon(self, reason: str) -> None:
@@ -87,7 +87,7 @@ class Communicator:
         self._has_settled.wait(seconds)
 
     def await_end(self, seconds: float) -> bool:
-        """After `abandon`: wait until its operations are aborted, and it queues none; return whether that is so."""
+        """After `abandon`: wait until its operations are aborted and it queues no others; return whether that is so."""
         deadline = time.monotonic() + seconds
         if not self._has_aborted.wait(seconds):
             return False
@@ -121,7 +121,7 @@ class Communicator:
         return True
 
     def _abort(self) -> None:
-        """Abort the group, if there is one: the first thread does, others wait for it."""
+        """Abort the group, if there is one. The first thread to call this aborts it; the others wait for that."""
         with self._abort_lock:
             if self._group is not None and not self._has_aborted.is_set():
                 self._group.abort()

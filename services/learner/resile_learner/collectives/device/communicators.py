@@ -1,4 +1,4 @@
-"""The communicators of one worker, by generation: formed in the background, given up when nobody needs them."""
+"""The communicators of one worker, by generation: formed in the background, abandoned when no longer needed."""
 
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -15,24 +15,24 @@ from .store import Board, PeerStore
 
 FORMING_SECONDS = 60.0
 OPERATION_SECONDS = 600.0
-"""How long the devices may take for a round, members that still compute included."""
+"""Seconds that the devices may take for a round, including the time in which members still compute."""
 MAX_BOARDS = 16
-"""Newest generations whose entries are kept."""
+"""The entries of at most this many generations, the newest ones, are kept."""
 
 Send = Callable[[Collection[int], int, str, bytes], None]
-"""Brings an entry to these workers: generation, key, value."""
+"""Sends an entry to workers; the arguments are the workers, the generation, the key and the value."""
 Workers = tuple[int, ...]
 
 
 class Communicators:
-    """Those of ``worker``, whose processes listen on ``host``. From any thread.
+    """The communicators of ``worker``, which listens on ``host``. From any thread.
 
     ``notify`` is called when a communicator has formed, has ended, or has completed a task.
     """
 
     def __init__(self, worker: int, *, host: str, send: Send, notify: Callable[[], None]) -> None:
         self.device: torch.device | None = None
-        """Where the gradients are; None: the sums do not travel on devices."""
+        """The device of the gradients; None: the sums do not travel from device to device."""
         self._worker = worker
         self._host = host
         self._send = send
@@ -42,7 +42,7 @@ class Communicators:
         self._wanted: dict[int, Workers] = {}
         self._formed: dict[int, Communicator] = {}
         self._oldest = 0
-        """Generation that is wanted, or was: none before it will be."""
+        """No generation before this one will be wanted any more, and entries of older ones are dropped."""
 
     def enable(self, device: torch.device) -> None:
         """From now on form the communicators that are wanted, for gradients on ``device``."""
@@ -50,7 +50,7 @@ class Communicators:
         self.want(self._wanted)
 
     def want(self, wanted: Mapping[int, Workers]) -> None:
-        """Have a communicator for each of these generations of this worker, by number, and for no other."""
+        """Keep a communicator for each of these generations of this worker, by number, and for no other."""
         with self._lock:
             self._wanted = {generation: workers for generation, workers in wanted.items() if len(workers) > 1}
             ended = [generation for generation in self._formed if generation not in self._wanted]
@@ -68,18 +68,18 @@ class Communicators:
         return self._formed.get(generation)
 
     def is_settled(self, generation: int) -> bool:
-        """Whether nothing is to be waited for: the communicator has formed, or will not."""
+        """Whether there is nothing to wait for: the communicator has formed, or never will."""
         communicator = self.of(generation)
         return communicator is None or communicator.condition is not Condition.FORMING
 
     def receive(self, generation: int, key: str, value: bytes) -> None:
-        """Take an entry of another member; it may come before this worker wants the generation."""
+        """Store an entry of another member, which may arrive before this worker wants the generation."""
         with self._lock:
             if generation >= self._oldest:
                 self._board(generation).put(key, value)
 
     def close(self) -> None:
-        """Give up all of them."""
+        """Abandon all communicators."""
         self.want({})
 
     def _form(self, generation: int, workers: Workers, device: torch.device) -> Communicator:
@@ -101,9 +101,9 @@ class Communicators:
 
 
 def connect(on_group: Task, *, store: Store, rank: int, size: int, host: str, device: torch.device) -> DeviceGroup:
-    """Form the process group for tensors on ``device``, pass it to ``on_group``, and move something between all ranks.
+    """Form the process group for tensors on ``device``, pass it to ``on_group``, and move test data between all ranks.
 
-    This uses a stream of its own: the compute of the old generation goes on meanwhile, and waits for nobody here.
+    This uses a stream of its own, so that the compute of the old generation continues meanwhile.
     Raises RuntimeError or TimeoutError.
     """
     group: DeviceGroup

@@ -1,13 +1,13 @@
 """The exchange of a worker: headers and membership over TCP, sums over the devices where all members can.
 
 Every header begins with a status of one byte. All members have all statuses when a round is complete, and so decide
-alike: sums of a generation travel on the devices from the round after the one in which each has said that its
-communicator is formed, and over TCP until then. A member completes its part on the device before it sends its header,
-and says there whether that went well. If it did not for anyone, nobody commits: all raise `Repeated`, repeat the round,
-and use TCP for the rest of the generation.
+alike: the sums of a generation travel over TCP until every member has said in one round that its communicator is
+formed, and on the devices from the next round on. A member completes its part on the device before it sends its header,
+whose status says whether that succeeded. If it failed for any member, none commits: all raise `Repeated`, repeat the
+round, and use TCP for the rest of the generation.
 
-A device never holds anyone up. The main thread waits for links alone, which the communicator's thread wakes; a member
-that is lost breaks its link, and the communicator is given up with the round.
+While the devices exchange, the main thread waits for links, and the communicator's thread wakes it. When a member is
+lost, its link breaks, and the communicator is abandoned together with the round.
 """
 
 import time
@@ -35,19 +35,19 @@ from .summing import Rows, sum_bucket
 
 ABORT_SECONDS = 60.0
 CHECK_SECONDS = 1.0
-"""How often the library is asked for errors while the device is waited for."""
+"""Seconds between two checks for errors of the library while the main thread waits for the device."""
 COPY_SECONDS = 0.001
-"""How often a copy to the host is looked at while it is waited for."""
+"""Seconds between two checks whether a copy to the host is complete."""
 Key = tuple[int, Workers]
 
 
 class Status(IntEnum):
-    """What a member says in its header about its device."""
+    """What a member reports in its header about its device."""
 
     NOT_READY = 0
     READY = 1
     FAILED = 2
-    """Its part of the sums of this round is not complete."""
+    """The member could not complete its part of the sums of this round."""
 
 
 class DeviceStuck(ResileError):
@@ -65,25 +65,25 @@ class Carrier(ABC):
 
     @abstractmethod
     def push(self, bucket: int) -> None:
-        """Take a bucket whose partial sums are final."""
+        """Start to sum a bucket whose partial sums are final."""
 
     def path(self, inner: OpenRound) -> str:
-        """How they do, for people."""
+        """Human-readable description of how the sums travel."""
         return inner.path
 
     def settle(self, inner: OpenRound) -> str:
-        """Before the header is sent: complete what does not travel over TCP; return why it failed, if so."""
+        """Before the header is sent: complete what does not travel over TCP; return why that failed, if it did."""
         return ""
 
     def complete(self) -> None:  # noqa: B027
-        """The round is complete: have the sums where they are expected."""
+        """Put the sums where they are expected: the round is complete."""
 
     def abandon(self) -> None:  # noqa: B027
-        """The round has no result: use its memory no more."""
+        """Stop using the memory of the round: it has no result."""
 
 
 class DeviceExchange:
-    """Opens the rounds of ``worker``. For the main thread. ``report`` gets why the devices are not used, once each."""
+    """Opens the rounds of ``worker``. For the main thread. ``report`` gets each reason not to use the devices once."""
 
     def __init__(
         self,
@@ -98,7 +98,7 @@ class DeviceExchange:
         self._report = report
         self._reported: set[str] = set()
         self.reason = ""
-        """Why sums of this generation travel over TCP; empty if they do not, or if that is another member's."""
+        """Why the sums of this generation travel over TCP; empty if they do not, or if another member is the reason."""
         self._staging = Staging()
         self._rows = Rows()
         self._stream: SideStream | None = None
@@ -145,7 +145,7 @@ class DeviceExchange:
         return self._stream
 
     def status(self) -> Status:
-        """What to say in the header of a round that goes well."""
+        """The status to report in the header of a round that has not failed."""
         communicator = self._communicator(self._key) if self._key else None
         if communicator is None or self._has_failed:
             return Status.NOT_READY
@@ -154,7 +154,7 @@ class DeviceExchange:
         return Status.READY if communicator.condition is Condition.READY else Status.NOT_READY
 
     def on_statuses(self, statuses: Sequence[int], members: Workers, failure: str) -> None:
-        """Draw the conclusion of a complete round. Raises Repeated if a member, maybe this one, has failed in it."""
+        """Process the statuses of a complete round. Raises Repeated if a member, maybe this one, has failed in it."""
         failed = [worker for worker, status in zip(members, statuses, strict=True) if status == Status.FAILED]
         self._has_failed = self._has_failed or bool(failed)
         self._uses_devices = not self._has_failed and all(status == Status.READY for status in statuses)
@@ -164,7 +164,7 @@ class DeviceExchange:
             raise Repeated(failed)
 
     def report(self, reason: str) -> None:
-        """Say why the sums of this generation travel over TCP."""
+        """Record, and report once, why the sums of this generation travel over TCP."""
         self.reason = reason
         if reason not in self._reported:
             self._reported.add(reason)
@@ -180,7 +180,7 @@ class ExchangeRound:
         self._carrier = carrier
         self._is_finished = False
         self.path = carrier.path(inner) + (f"; not from device to device: {exchange.reason}" if exchange.reason else "")
-        """How gradients are exchanged, for people."""
+        """Human-readable description of how gradients are exchanged."""
 
     @property
     def rank(self) -> int:
@@ -202,7 +202,7 @@ class ExchangeRound:
         self._carrier.push(bucket)
 
     def finish(self, header: bytes, *, may_leave: bool = False) -> tuple[bytes, ...]:
-        """See ``OpenRound.finish``. Raises Repeated when the devices have failed and nobody is lost."""
+        """See ``OpenRound.finish``. Raises Repeated when the devices have failed and no member is lost."""
         try:
             failure = self._carrier.settle(self._inner)
             status = Status.FAILED if failure else self._exchange.status()
@@ -221,7 +221,7 @@ class ExchangeRound:
         self._inner.withdraw()
 
     def abandon(self) -> None:
-        """End the use of this round's memory, if it is not finished. Raises DeviceStuck."""
+        """Stop using the memory of this round, if it is not finished. Raises DeviceStuck."""
         if not self._is_finished:
             self._is_finished = True
             self._carrier.abandon()
@@ -249,7 +249,7 @@ class _Staged(_OverTcp):
         self._hosts = staged
         self._stream = stream
         self._copying: deque[tuple[int, torch.Event | None]] = deque()
-        """Buckets on their way to the host, in order, and when they are there."""
+        """Buckets that are being copied to the host, in order, each with the event of its copy; None: it is done."""
 
     def path(self, inner: OpenRound) -> str:
         """See ``Carrier.path``."""

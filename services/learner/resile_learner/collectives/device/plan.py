@@ -12,9 +12,9 @@ from typing import NamedTuple
 from ..tree import Fold, Interval, folds
 
 SPAN_ELEMENTS = 16
-"""The length of a span is a multiple of this: kernels read whole vectors."""
+"""The length of a span is a multiple of this number of elements, since kernels read whole vectors."""
 MIN_SPAN_BYTES = 4096
-"""Buckets with shorter spans are a tail alone: only the number of steps counts for them."""
+"""Buckets whose spans would be shorter consist of a tail alone: for them only the number of steps counts."""
 
 
 class Span(NamedTuple):
@@ -25,7 +25,7 @@ class Span(NamedTuple):
 
     @property
     def length(self) -> int:
-        """In elements."""
+        """Number of elements."""
         return self.stop - self.start
 
 
@@ -46,13 +46,13 @@ class Part(NamedTuple):
 class BucketPlan:
     """The sum of one bucket as one rank sees it.
 
-    Its rows are the pieces of all ranks in the order of the leaves: of each this rank's span, and behind it the tail.
+    Its rows are the pieces of all ranks in the order of the leaves; a row holds this rank's span, then the tail.
     """
 
     num_rows: int
     num_columns: int
     own: Span
-    """What this rank folds for all."""
+    """The span that this rank folds for all ranks."""
     gathered: Span
     """The spans of all ranks together."""
     tail: Span
@@ -60,7 +60,7 @@ class BucketPlan:
     """Parts of this rank's own pieces that it folds itself."""
     sends: tuple[Part, ...]
     receives: tuple[Part, ...]
-    """Between two ranks, both lists have the same order."""
+    """Parts to receive. What one rank sends another has the same order in ``sends`` there and ``receives`` here."""
     folds: tuple[Fold, ...]
     """Additions of rows; the sum is in row 0 after them."""
 

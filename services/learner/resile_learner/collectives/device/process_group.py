@@ -1,11 +1,11 @@
-"""Process groups of torch.distributed, without a global one: the only calls of the library.
+"""Process groups of torch.distributed, without a global one; no other module calls the library.
 
 A group belongs to one thread, except for ``abort``. Gloo has no abort of its own that frees a waiting thread
-(``ProcessGroupGloo.abort`` of torch 2.13 frees nobody). But an operation that exceeds its own timeout closes all
+(``ProcessGroupGloo.abort`` of torch 2.13 frees none). But an operation that exceeds its own timeout closes all
 connections of its process group, and that ends every wait of this process at once; peers that wait for this process
 see the closed connections. So ``GlooGroup.abort`` starts a receive that nobody answers, with a timeout of 1 ms. Now
-and then gloo forgets to wake a wait whose connection has just closed; that thread is left to end by its own timeout. It
-touches no memory any more, which is all that whoever goes on has to know.
+and then gloo forgets to wake a wait whose connection has just closed; that thread is left to end by its own timeout.
+It no longer touches any memory, so training can continue.
 """
 
 import os
@@ -24,7 +24,7 @@ Operand = tuple[int, Tensor]
 
 _UNANSWERED_TAG = 1 << 30
 GLOO_TIMEOUT = timedelta(minutes=2)
-"""Of an operation, members that still compute included."""
+"""Timeout of an operation, including the time in which members still compute."""
 _AT_ONCE = timedelta(milliseconds=1)
 
 
@@ -39,7 +39,7 @@ class DeviceGroup(Protocol):
 
     @property
     def has_released_memory(self) -> bool:
-        """After ``abort``: whether a call that has not returned yet uses its tensors no more."""
+        """After ``abort``: whether a call that has not returned yet no longer uses its tensors."""
 
     def exchange(self, sends: Sequence[Operand], receives: Sequence[Operand]) -> None:
         """Send and receive at once. What two ranks exchange has the same order on both."""
@@ -53,12 +53,12 @@ class DeviceGroup(Protocol):
     def abort(self) -> None:
         """End all operations of this process, now and later. From any thread, and without waiting for a peer.
 
-        What is queued on the device behind them runs afterwards, with whatever they have left.
+        Work that is queued on the device behind them still runs, on whatever data they have left.
         """
 
 
 class GlooGroup:
-    """Implements ``DeviceGroup`` by gloo, for tensors in CPU memory. The calls wait until the bytes are moved."""
+    """Implements ``DeviceGroup`` with gloo, for tensors in CPU memory. The calls wait until the bytes are moved."""
 
     def __init__(self, store: Store, *, rank: int, size: int, host: str, forming: timedelta) -> None:
         gloo: Any = dist.ProcessGroupGloo  # its stubs lack most of it
@@ -99,7 +99,7 @@ class GlooGroup:
             raise RuntimeError("the process group was aborted")
 
     def error(self) -> str:
-        """See ``DeviceGroup``. The calls wait for the operations, and raise."""
+        """See ``DeviceGroup``. Always empty: the calls wait for the operations and raise their errors."""
         return ""
 
     def abort(self) -> None:
@@ -112,7 +112,7 @@ class GlooGroup:
 
 
 class NcclGroup:
-    """Implements ``DeviceGroup`` by NCCL, for tensors on ``device``. The calls return once all is queued there."""
+    """Implements ``DeviceGroup`` with NCCL, for tensors on ``device``. The calls return once all is queued there."""
 
     def __init__(self, store: Store, *, rank: int, size: int, device: torch.device, timeout: timedelta) -> None:
         for name in ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_NCCL_ENABLE_MONITORING", "TORCH_NCCL_DUMP_ON_TIMEOUT"):
@@ -163,12 +163,12 @@ class NcclGroup:
 
 
 def _bytes(tensor: Tensor) -> Tensor:
-    """The same memory as bytes: no backend knows all dtypes."""
+    """The same memory as bytes: no backend supports all dtypes."""
     return tensor.view(torch.uint8)
 
 
 def _tagged(operands: Iterable[Operand]) -> list[tuple[int, Tensor, int]]:
-    """With the number of each operand among those of its peer, which is the same on both sides."""
+    """Tag each operand with its number among those of its peer, which is the same on both sides."""
     numbers: dict[int, int] = {}
     tagged = []
     for peer, data in operands:

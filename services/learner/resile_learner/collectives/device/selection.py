@@ -5,8 +5,8 @@ from collections.abc import Collection, Mapping
 import torch
 
 VARIABLE = "RESILE_DEVICE_EXCHANGE"
-"""In a job's environment. ``off``: gradients on devices travel over TCP. ``gloo``: those in CPU memory travel over
-gloo, to test the exchange on devices where there are none."""
+"""Variable in a job's environment. ``off``: gradients on devices travel over TCP. ``gloo``: those in CPU memory travel
+over gloo, to test the exchange on devices where there are none."""
 CPU = torch.device("cpu")
 
 

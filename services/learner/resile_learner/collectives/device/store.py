@@ -1,7 +1,7 @@
 """Where the members of a generation leave what the others need to connect their process groups.
 
 Each entry goes to every member over the authenticated control connections: there is no server that others could reach,
-and an entry of a stranger never comes.
+and no stranger can add an entry.
 """
 
 import threading
@@ -11,7 +11,7 @@ from datetime import timedelta
 from torch._C._distributed_c10d import Store
 
 MAX_ENTRIES = 4096
-"""Of one generation."""
+"""Maximum number of entries of one generation."""
 
 
 class Board:
@@ -22,14 +22,14 @@ class Board:
         self._changed = threading.Condition()
 
     def put(self, key: str, value: bytes) -> None:
-        """Add an entry; beyond ``MAX_ENTRIES`` nothing more is taken."""
+        """Add an entry; beyond ``MAX_ENTRIES``, new entries are dropped."""
         with self._changed:
             if key in self._entries or len(self._entries) < MAX_ENTRIES:
                 self._entries[key] = value
                 self._changed.notify_all()
 
     def get(self, keys: Sequence[str], seconds: float, is_closed: Callable[[], bool]) -> list[bytes]:
-        """Return the values of ``keys`` once all are there. Raises TimeoutError, also once ``is_closed()``."""
+        """Return the values of ``keys`` once all are there. Raises TimeoutError, and also once ``is_closed()``."""
         with self._changed:
             self._changed.wait_for(lambda: is_closed() or self.has(keys), seconds)
             if is_closed() or not self.has(keys):
@@ -41,13 +41,13 @@ class Board:
         return all(key in self._entries for key in keys)
 
     def wake(self) -> None:
-        """Make all that wait look again."""
+        """Make all waiting threads check again."""
         with self._changed:
             self._changed.notify_all()
 
 
 class PeerStore(Store):
-    """The store of torch.distributed over a `Board`. ``send`` brings an own entry to the other members."""
+    """The store of torch.distributed over a `Board`. ``send`` sends an entry of this member to the others."""
 
     def __init__(self, board: Board, send: Callable[[str, bytes], None], *, timeout: timedelta) -> None:
         super().__init__()

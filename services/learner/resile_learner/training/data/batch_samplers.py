@@ -29,18 +29,18 @@ class DrawnBatches(NamedTuple):
     """The batches of one epoch."""
 
     indices: Indices
-    """All of them, one after the other."""
+    """The indices of all batches, one batch after the other."""
     ends: Indices
-    """For each batch, how many indices there are up to its end."""
+    """For each batch, the number of indices up to its end."""
 
 
 class BatchOrder:
     """What ``sampler`` yields in each epoch, with all generators seeded by (``seed``, epoch): see `SamplerOrder`.
 
-    Raises UsageError for a sampler that draws otherwise each time, for empty batches, for indices that are not those of
-    ``num_samples`` samples, for epochs of different numbers of batches, and for what may have no end: more batches than
-    ``len(sampler)``; as many indices as 16 passes over the dataset, and at least 1,048,576, in one batch, or in an
-    epoch if the sampler has no length.
+    Raises UsageError for a sampler that draws differently each time, for empty batches, for indices that are not those
+    of ``num_samples`` samples, for epochs with different numbers of batches, and for what may have no end: more batches
+    than ``len(sampler)``, or as many indices as 16 passes over the dataset have, and at least 1,048,576, in one batch
+    (in one epoch if the sampler has no length).
     """
 
     def __init__(self, sampler: BatchSampler, *, num_samples: int, seed: int) -> None:
@@ -111,9 +111,9 @@ class BatchOrder:
 
 @dataclass(frozen=True)
 class SampledBatches(BatchPlan):
-    """The batches that a batch sampler draws, whatever their lengths: ``batch_size`` is that of the longest at first.
+    """The batches that a batch sampler draws, of any length; ``batch_size`` is the longest of the first epoch.
 
-    A batch that is shorter has fewer shards, each of about the usual size; one that is longer has larger shards.
+    A shorter batch has fewer shards, each of about the usual size; a longer one has larger shards.
     """
 
     drawn: BatchOrder | None = None
@@ -156,7 +156,7 @@ class SampledBatches(BatchPlan):
 def sampled_batches(
     sampler: BatchSampler, *, num_samples: int, num_shards: int | None, seed: int, more: dict[str, Any]
 ) -> SampledBatches:
-    """The plan of a batch sampler. Raises UsageError, also for settings in ``more`` that cut batches otherwise."""
+    """The plan of a batch sampler. Raises UsageError, also if settings in ``more`` would cut batches differently."""
     for name, value in more.items():
         if value:
             raise UsageError(

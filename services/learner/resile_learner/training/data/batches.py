@@ -16,9 +16,9 @@ from ..seeds import mix
 
 SHARD_CHOICES = (24, 12, 8, 6, 4, 2, 1)
 SHARD_SAMPLES = 24
-"""With fewer samples the fixed cost of a shard shows: a small network on a CPU takes 1.7 times as long with 8."""
+"""By default a shard has at least this many samples: a small network on a CPU takes 1.7 times as long with 8."""
 FEW_SHARDS = 8
-"""That many are made of smaller batches as well, of at least MIN_SHARD_SAMPLES: a job should be able to grow."""
+"""Up to this many shards may have as few as `MIN_SHARD_SAMPLES` samples: a job should be able to grow."""
 MIN_SHARD_SAMPLES = 8
 Indices = NDArray[np.int64]
 
@@ -46,11 +46,11 @@ class Batch(NamedTuple):
     indices: Indices
     num_shards: int
     num_leaves: int
-    """Of the tree in which gradients are summed: one for each shard or, in fast mode, for each worker's share."""
+    """The leaves of the tree that sums gradients: one for each shard or, in fast mode, for each worker's share."""
     batch_size: int
-    """The number of samples that it has unless it is the last of its epoch."""
+    """The number of samples of the batch unless it is the last of its epoch."""
     next: Position
-    """Where the batch after it begins."""
+    """Where the next batch begins."""
     measures_noise: bool = False
     """Whether the noise scale is estimated from the gradients of its shards."""
 
@@ -81,11 +81,11 @@ class Batch(NamedTuple):
 class BatchPlan:
     """The batches of a pass over ``num_samples`` samples, in an order that does not depend on ``batch_size``.
 
-    So batches of another size can follow each other without a gap: each begins where the one before it ended. Batches
+    Batches of different sizes can thus follow each other without a gap: each begins where the last one ended. Batches
     never cross an epoch. A last batch that is short has fewer shards, each of about the usual size and of at
     least two samples where possible; a lone leftover sample joins the batch before it. With ``drop_last`` the samples
     that do not fill a batch are left out of the epoch. A batch with fewer samples than ``num_shards`` has fewer
-    shards, of two samples or more. No shard has more than ``micro_batch_size`` samples; None: as many as it may.
+    shards, of two samples or more. No shard has more than ``micro_batch_size`` samples; None: no limit.
     """
 
     num_samples: int
@@ -161,8 +161,8 @@ class BatchPlan:
     ) -> Batch:
         """Cut the samples of a batch into shards.
 
-        With ``num_workers`` each of them has an equal share of the samples, as far as there are enough, and that is cut
-        into no more equal shards than need be. A single shard would say nothing of the noise.
+        With ``num_workers`` each worker has an equal share of the samples, as long as there are enough, cut into as few
+        equal shards as possible, but at least two in total if the noise is measured: one says nothing about it.
         """
         samples = len(indices)
         limit = self.micro_batch_size or samples
@@ -175,7 +175,7 @@ class BatchPlan:
         return Batch(epoch, indices, shards, leaves, self.batch_size, following, measures_noise)
 
     def ends(self, epoch: int) -> Indices:
-        """Where batches of a sampler's own end in ``epoch``; empty: they follow from the sizes."""
+        """Where the batches of a batch sampler end in ``epoch``; empty if that follows from the sizes."""
         return np.empty(0, dtype=np.int64)
 
     def _num_batches(self, num_samples: int) -> int:

@@ -25,19 +25,19 @@ class LoaderSettings:
 
     dataset: Any
     batch_size: int | None
-    """None: that of the batch sampler."""
+    """The number of samples in a batch; None if a batch sampler decides."""
     shuffle: bool
     sampler: Sampler | None
-    """None: the order of the dataset, shuffled or not."""
+    """The script's own sampler; None for the order of the dataset, shuffled or not."""
     batch_sampler: BatchSampler | None
-    """One of the script's own."""
+    """The script's own batch sampler, if it has one."""
     drop_last: bool
     collate_fn: Collate
     num_workers: int
 
 
 def read_loader(loader: Any) -> LoaderSettings:
-    """Read the settings of a DataLoader. Raises UsageError for what cannot hold.
+    """Read the settings of a DataLoader. Raises UsageError for those that cannot be kept.
 
     Its generator is not used: the order of an epoch is a function of the run's seed. What concerns speed alone
     (pin_memory, prefetch_factor, timeout, persistent_workers) is left out.

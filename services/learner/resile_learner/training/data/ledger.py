@@ -19,7 +19,7 @@ MAX_CLOSED = 1000
 
 
 class UseCounts(NamedTuple):
-    """How many samples an epoch has, how many of them were used once, and never, and whether as a sampler drew them."""
+    """How many samples an epoch has, how many were used once and how many never, and whether as a sampler drew them."""
 
     samples: int
     once: int
@@ -44,7 +44,7 @@ class Uses(Protocol):
 
 
 class DatasetUses:
-    """Those of ``num_samples`` samples, which are used in any order: a number for each. See `Ledger` for ``drawn``."""
+    """The uses of ``num_samples`` samples in any order: one number for each. See `Ledger` for ``drawn``."""
 
     def __init__(self, num_samples: int, drawn: Callable[[], Indices] | None) -> None:
         self._uses = np.zeros(num_samples, dtype=np.uint32)
@@ -76,16 +76,16 @@ class DatasetUses:
 
 
 class StreamUses:
-    """Those of the samples of a stream, as many as the highest index says.
+    """The uses of the samples of a stream, whose number follows from the highest index.
 
-    They come in order, each once, so only samples of which this is not true have a number of their own: the memory, and
-    the time of a batch, do not grow with the epoch.
+    Samples come in order, each once, so only the exceptions have a number of their own: neither the memory nor the time
+    of a batch grows with the epoch.
     """
 
     def __init__(self) -> None:
         self._num_samples = 0
         self._others: dict[int, int] = {}
-        """The uses of each sample that was not used once."""
+        """The uses of each sample that was not used exactly once."""
 
     def add(self, indices: Indices) -> None:
         """Count one use for each of ``indices``."""
@@ -105,7 +105,7 @@ class StreamUses:
         return UseCounts(self._num_samples, self._num_samples - len(self._others), never)
 
     def as_state(self) -> Any:
-        """The number of samples, and the uses of each that was not used once."""
+        """The number of samples, and the uses of each that was not used exactly once."""
         return self._num_samples, self._others
 
     def load(self, state: Any) -> None:

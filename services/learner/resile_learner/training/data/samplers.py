@@ -15,9 +15,9 @@ from .batches import BatchPlan, Indices, default_num_shards
 from .drawing import drawing
 
 MAX_DRAWN = 100_000_000
-"""Samples of an epoch that a sampler draws: each takes 8 bytes, several times over."""
+"""The most samples that a sampler may draw in an epoch: each takes 8 bytes, several times over."""
 KEPT_EPOCHS = 2
-"""The one under way, and the next one, which processes that read ahead ask for."""
+"""The orders of this many epochs are kept: the current one, and the next, which processes that read ahead ask for."""
 
 
 class Sampler(Sized, Protocol):
@@ -58,7 +58,7 @@ class SamplerOrder:
 
     These are the global generators of python, numpy and torch, and the sampler's own ``generator``, if it has one, as
     torch's samplers do. ``set_epoch`` is called where there is one. Raises UsageError for a sampler that draws
-    otherwise, and for indices that are not those of ``num_samples`` samples.
+    differently each time, and for indices that are not those of ``num_samples`` samples.
     """
 
     def __init__(self, sampler: Sampler, *, num_samples: int, seed: int) -> None:

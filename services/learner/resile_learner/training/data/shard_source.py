@@ -27,7 +27,7 @@ class ShardSource(Protocol):
         """A ledger for the samples."""
 
     def facts_of_batch(self) -> Facts:
-        """A value of the batch that was returned last, which must be equal on all workers."""
+        """Facts of the batch that was returned last, which must be equal on all workers."""
 
     def resize(self, batch_size: int) -> None:
         """Let the batches from here on have ``batch_size`` samples."""

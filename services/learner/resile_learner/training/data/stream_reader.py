@@ -27,11 +27,11 @@ class StreamReader:
     """Reads the samples of one epoch after the other.
 
     Sample i of epoch e is read with all generators seeded by (seed, e, i); ``set_epoch(e)`` is called where there is
-    one. A stream that has ``state_dict`` and ``load_state_dict``, itself or its iterator, continues from a state, as
-    torchdata's StatefulDataLoader has it; any other is read again up to the sample. So that a stream which carries
-    something from epoch to epoch begins an epoch as in a run that was not disturbed, a reader that begins there first
-    reads the end of the epoch before: from its state, or else the whole epoch. Raises UsageError for iterators, which
-    can be read once, and for an epoch that has other samples when it is read again.
+    one. A stream continues from a state if it or its iterator has ``state_dict`` and ``load_state_dict``, as for
+    torchdata's StatefulDataLoader; any other is read again up to the sample. A stream may carry something from epoch to
+    epoch. A reader that begins at the start of an epoch therefore first reads the end of the epoch before: from its
+    state, or else the whole epoch. Raises UsageError for iterators, which can be read only once, and for an epoch that
+    has other samples when it is read again.
     """
 
     def __init__(self, stream: Any, *, seed: int) -> None:
@@ -41,7 +41,7 @@ class StreamReader:
         self._epoch = -1
         self._has_ended = False
         self.sample = 0
-        """How many samples of the epoch were read."""
+        """The number of samples of the epoch that were read."""
         self.read_before: tuple[int, dict[int, str]] | None = None
         """An epoch that was read, and digests of its samples 0, 1, 2, 4, 8, ... by their numbers."""
 
@@ -83,7 +83,7 @@ class StreamReader:
             )
 
     def _end_epoch(self, epoch: int, state: StreamState | None) -> None:
-        """Let the stream be as it is after ``epoch``, at whose end ``state`` was taken, if it has one."""
+        """Bring the stream to where it is after ``epoch``; ``state``, if any, was taken at the end of that epoch."""
         self._begin(epoch)
         if state is None:
             self._iterate()

@@ -1,4 +1,4 @@
-"""Where the shards of a run come from: a stream, which every worker reads, and of which each keeps its own shards."""
+"""Where the shards of a run come from: a stream that every worker reads, to collate its own shards."""
 
 import copy
 from collections.abc import Callable, Iterator
@@ -26,17 +26,17 @@ class StreamPlan(BatchPlan):
     """The batches of a stream, whose ``num_samples`` is an estimate until an epoch has ended."""
 
     def batch(self, position: Position, *, num_workers: int | None = None) -> Batch:
-        """Refused: how many samples the batch has is known once it is read."""
+        """Refused: how many samples the batch has is known only once it is read."""
         raise UsageError("the length of a stream is not known before it is read")
 
 
 class StreamShards:
-    """Reads the batches of ``stream`` in order. See `DatasetShards`, whose place it takes.
+    """Reads the batches of ``stream`` in order, in place of `DatasetShards`.
 
-    Every worker reads each sample once, and collates those of its own shards. It keeps the samples of the batch under
-    way, which it may compute again, with other shards, after a worker was lost. The last batch of an epoch ends it; as
-    with a dataset, a lone leftover sample joins the batch before it, and a short batch has fewer shards. ``position``
-    returns that of the next iteration.
+    Every worker reads each sample once, and collates those of its own shards. It keeps the samples of the current
+    batch, which it may compute again, with other shards, after a worker was lost. Batches never cross an epoch; as with
+    a dataset, a lone leftover sample joins the batch before it, and a short batch has fewer shards. ``position()`` is
+    where the next iteration begins.
     """
 
     has_known_length = False
@@ -64,25 +64,25 @@ class StreamShards:
         self._position = position
         self._is_fast = is_fast
         self._states: dict[Position, StreamState | None] = {}
-        """Those of the batch that was read last and of the one after it."""
+        """The stream's states where the batch that was read last and the one after it begin."""
         self._first: dict[Position, str] = {}
-        """Digests of the first samples of these batches, as far as they were read."""
+        """Digests of the first samples of the batch that was read last and of the one after it, as far as read."""
         self._ahead: list[Any] = []
-        """Samples after that batch."""
+        """The samples read beyond the batch that was read last."""
         self._next: Position | None = None
-        """Where the batch begins that the reader can read next."""
+        """The beginning of the batch that the reader can read without seeking, if any."""
         self._samples: list[Any] = []
-        """Those of the batch that was read last."""
+        """The samples of the batch that was read last."""
         self._begin: Position | None = None
-        """Where that batch begins."""
+        """Where the batch that was read last begins."""
         self._end: Position
-        """Where the batch after it begins."""
+        """Where the batch after the one that was read last begins."""
         self._batch: Batch
         self._content = ""
         self._upcoming: Iterator[int] = iter(())
 
     def facts_of_batch(self) -> Facts:
-        """What must be equal on all workers of the batch that was read: its extent, and the content of a sample."""
+        """The facts of the batch that must be equal on all workers: its extent, and the content of its first sample."""
         return {"stream": f"{len(self._samples)} {self._end.sample} {self._content}"}
 
     def resize(self, batch_size: int) -> None:

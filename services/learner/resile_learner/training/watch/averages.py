@@ -1,4 +1,4 @@
-"""Averages of a model's weights: they take in iterations, not batches, and belong to the state of a run."""
+"""Averages of a model's weights: they are updated by iterations, not batches, and belong to the state of a run."""
 
 import gc
 from collections.abc import Callable, Iterator, Mapping
@@ -16,7 +16,7 @@ _SEARCHED_AT = 1
 """The iteration before which copies are searched for: a script has made its average by then."""
 _COMPARED_AT = (2, 3)
 _NEAR = 0.1
-"""Lists of tensors are common, those of gradients among them: they count as copies only if they are this near."""
+"""A list of tensors counts as a copy only if it is this near: such lists are common, those of gradients among them."""
 
 _IN_STATE = (
     'Pass it to the training call, as in prepare(..., state={"ema": ema}) or ElasticLoop(..., state={"ema": ema})'
@@ -26,7 +26,7 @@ Marks = tuple[tuple[int, int], ...]
 
 
 class AverageWatch:
-    """Refuses averages that a worker which joins or resumes would begin anew, and those that take in each batch.
+    """Refuses averages that a worker which joins or resumes would start over, and those updated with each batch.
 
     ``state`` are the script's own parts of the run's state. An `AveragedModel` is recognised at its first update. Any
     other copy of the model, dict of tensors by the names of its parameters, or list of tensors in their order, is

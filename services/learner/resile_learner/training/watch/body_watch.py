@@ -1,4 +1,4 @@
-"""What the body of a loop does in a batch that a worker with other shards would not do alike."""
+"""Refuses what the body of a loop does in a batch and a worker with other shards would do differently."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,7 +14,7 @@ from .carried_state import CarriedStateWatch
 from .own_generators import OwnGenerators
 
 _OBSERVED_ITERATIONS = 3
-"""So many iterations of a worker are observed for state that is carried from batch to batch."""
+"""The number of a worker's first iterations that are observed for state carried from batch to batch."""
 
 
 class BodyWatch:
@@ -35,7 +35,7 @@ class BodyWatch:
         self._is_compared = False
 
     def begin_iteration(self, number: int, *, is_compared: bool) -> None:
-        """Iteration ``number`` of this worker begins, in which all workers compare the first shard or not."""
+        """Iteration ``number`` of this worker begins. ``is_compared``: all workers compare its first shard."""
         self._is_observed = number < _OBSERVED_ITERATIONS
         self._is_compared = is_compared
         self._generators.begin_iteration()
@@ -44,7 +44,7 @@ class BodyWatch:
 
     @contextmanager
     def shard(self, *, is_last: bool) -> Iterator[None]:
-        """The body computes a shard in this context, the last of its worker's in the iteration or not."""
+        """The body computes a shard in this context. ``is_last``: the worker's last one in the iteration."""
         with ExitStack() as stack:
             if self._is_observed:
                 stack.enter_context(self._carried.watch())
@@ -83,7 +83,7 @@ class BodyWatch:
         ]
 
     def schedules(self) -> list[object]:
-        """What the learning-rate schedules have come to, as plain values."""
+        """The states of the learning-rate schedules, as plain values."""
         states = [list(_summed(part.state_dict())) for part in self._state.values() if isinstance(part, LRScheduler)]
         return [float(value) if isinstance(value, float) else value for state in states for value in state]
 
@@ -124,7 +124,7 @@ class BodyWatch:
 
 
 def _summed(value: Any) -> Iterator[object]:
-    """Plain values as they are, and of each tensor its sum, which is cheap on any device."""
+    """Yield plain values as they are, and the sum of each tensor, which is cheap on any device."""
     if isinstance(value, Tensor):
         yield value.sum(dtype=torch.float64 if value.is_floating_point() else None).tolist() if value.numel() else 0
     elif isinstance(value, Mapping):

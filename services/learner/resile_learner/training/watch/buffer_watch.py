@@ -1,4 +1,4 @@
-"""Refuses buffers of which the workers of a run would have different values, with no exchange to make them equal."""
+"""Refuses buffers that would differ between the workers of a run, with no exchange to make them equal."""
 
 from collections.abc import Iterator
 
@@ -15,8 +15,8 @@ Form = tuple[torch.Size, torch.dtype]
 class BufferWatch:
     """Compares the buffers of a model with those at the training call.
 
-    Those that came later, or have another shape or dtype, are not exchanged: see `Buffers`. With ``persistent=False``
-    they may be caches: then each has one content, as long as it has one shape.
+    Buffers that came later, or have another shape or dtype, are not exchanged: see `Buffers`. With ``persistent=False``
+    they may be caches, whose content must not change while the shape stays the same.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -25,7 +25,7 @@ class BufferWatch:
         self._caches: dict[str, Tensor] = {}
 
     def check(self, *, compares_caches: bool) -> None:
-        """Raises UsageError when a buffer was created or replaced by one of another shape or dtype, and is no cache."""
+        """Raises UsageError when a buffer was created or got another shape or dtype, and is not a cache."""
         for name, buffer, is_persistent in _buffers(self._modules):
             form, begun = _form(buffer), self._begun.get(name)
             if form == begun:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from resile_shared.errors import UsageError
 
 _MOST_BYTES = 16 << 20
-"""A larger output is not kept to be recognised: it is no hidden state."""
+"""A larger output is not kept for comparison: it is not a hidden state."""
 
 
 class CarriedState(UsageError):
@@ -34,7 +34,7 @@ class CarriedStateWatch:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Watch the calls of the model while a shard is computed. They raise CarriedState, and so does the end."""
+        """Watch the calls of the model while a shard is computed. They raise CarriedState, and so does the exit."""
         outputs: list[Any] = []
         earlier = {storage.data_ptr() for storage in self._earlier}
 

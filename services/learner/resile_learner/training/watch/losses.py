@@ -1,4 +1,4 @@
-"""What is wrong with a loss: it is a sum over its batch, although shards are weighted by their samples, or NaN."""
+"""Refuses losses that are wrong: a sum over the batch, although shards are weighted by their samples, or NaN."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -47,7 +47,7 @@ class LossIsDivided(UsageError):
 
 
 def check_not_divided(loss: Tensor, *, accumulate: int) -> None:
-    """Raises LossIsDivided if ``loss`` is divided by ``accumulate``, unless it is the mean of so many losses."""
+    """Raises LossIsDivided if ``loss`` is divided by ``accumulate``, unless it is the mean of that many losses."""
     node = loss.grad_fn
     if node is None or node.name() != "DivBackward0":
         return
@@ -127,7 +127,7 @@ def _terms(node: Any) -> Iterator[Any]:
 
 
 def _has_rows(node: Any, num_samples: int) -> bool:
-    """Whether the input of a loss has a row for each sample, or several, and is no parameter."""
+    """Whether the input of a loss has a row for each sample, or several, and is not a parameter."""
     source = node.next_functions[0][0]
     rows = getattr(node, "_saved_self", None)
     if source is None or source.name() == "AccumulateGrad" or rows is None or not rows.ndim:
@@ -136,7 +136,7 @@ def _has_rows(node: Any, num_samples: int) -> bool:
 
 
 def _sums_samples(node: Any, num_samples: int) -> bool:
-    """Whether the summed tensor has a row for each sample, or several; a stack of several losses has not."""
+    """Whether the summed tensor has a row for each sample, or several; a stack of several losses does not."""
     source = node.next_functions[0][0]
     if source is None or source.name() == "StackBackward0":
         return False

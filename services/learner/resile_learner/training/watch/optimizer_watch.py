@@ -1,4 +1,4 @@
-"""What a script does with its optimizer, as far as the other workers could not know or do alike."""
+"""Refuses what a script does with its optimizer that the other workers could not know or would not do alike."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -109,7 +109,7 @@ class OptimizerWatch:
 def watch_other_optimizers(model: nn.Module, known: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
     """In this context no optimizer but the ``known`` ones may step parameters of ``model`` that these do not train.
 
-    One that these contain, and that steps for them, trains the same parameters. Raises UsageError.
+    An optimizer that these contain, and that steps for them, trains the same parameters. Raises UsageError.
     """
     own = {id(parameter) for parameter in model.parameters()} - _trained_by(known)
 

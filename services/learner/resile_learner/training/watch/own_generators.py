@@ -1,6 +1,6 @@
 """Generators of a script's own that the body of its loop draws from.
 
-In a shard their state depends on the shards that a worker computes, after the exchange on when it joined.
+Within a shard their state depends on which shards a worker computes; after the exchange, on when it joined.
 """
 
 import random
@@ -24,7 +24,7 @@ class OwnGenerators:
     """Finds the generators that the modules of ``model`` and the global names of the script hold.
 
     Call `begin` before the body computes a shard, `check` after its backward pass, and `check_update` at the end of the
-    iteration. One that was drawn from in two shards, and seeded in neither, is refused; so is one that was drawn from
+    iteration. A generator that was drawn from in two shards, and seeded in neither, is refused; so is one drawn from
     after two exchanges, unless a part of ``state`` holds it. Generators elsewhere are found only by comparing workers.
     """
 
@@ -38,7 +38,7 @@ class OwnGenerators:
         self._drawn_in_updates: set[str] = set()
 
     def begin_iteration(self) -> None:
-        """Before the first shard."""
+        """Begin an iteration, before its first shard."""
         self._found, self._after = {}, {}
 
     def begin(self) -> None:

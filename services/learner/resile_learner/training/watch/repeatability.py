@@ -1,6 +1,6 @@
 """Whether a shard gives the same batch, loss and gradients wherever and however often it is computed.
 
-At some iterations every worker computes the first shard, beside its own. Headers carry what it came to.
+At some iterations every worker computes the first shard, beside its own. Headers carry the outcome.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +42,7 @@ class NewMembers:
 
     def __init__(self) -> None:
         self.is_new = True
-        """Whether this worker is one of them."""
+        """Whether this worker is one of the new members."""
         self._new: frozenset[int] = frozenset()
 
     def takes_part(self, view: View) -> bool:
@@ -55,7 +55,7 @@ class NewMembers:
         return bool(new) and view.size > 1 and (view.me in new or view.me == others[0])
 
     def on_round(self, view: View, are_new: Sequence[bool], fingerprints: Sequence[ShardFingerprint | None]) -> None:
-        """An iteration's headers are here; by rank, who is new, and what it made of the first shard."""
+        """Handle an iteration's headers: by rank, who is new, and the fingerprint of the first shard, if computed."""
         compared = {worker for worker, print_ in zip(view.workers, fingerprints, strict=True) if print_ is not None}
         if len(compared) < 2:
             compared = set()
@@ -70,11 +70,11 @@ def is_compared_in_epoch(epoch: int) -> bool:
 
 
 def is_compared_iteration(number: int) -> bool:
-    """Whether iteration ``number`` compares the first shard: 0, 2, 4, 6, 8, 12, 16, 24 and so on, ever more seldom.
+    """Whether iteration ``number`` compares the first shard: 0, 2, 4, 6, 8, 12, 16, 24 and so on, ever more rarely.
 
     No two are neighbours: a generator that goes on from shard to shard cannot be at the same number in both on workers
     that compute one shard more or less than others. And each is at most twice the one before: what a body does from a
-    certain number of its own batches on, it does on a worker with fewer shards so much later.
+    certain number of its own batches on, a worker with fewer shards does correspondingly later.
     """
     power = number & -number
     return number % 2 == 0 and number in (0, power, 3 * power)
@@ -104,7 +104,7 @@ def fingerprint(batch: Any, loss: Tensor | float) -> ShardFingerprint:
 def check_fingerprints(
     fingerprints: Sequence[ShardFingerprint | None], workers: Sequence[int], *, has_same_bits: bool = True
 ) -> None:
-    """Compare what ``workers`` made of one shard, as far as they computed it. Raises MembersDiffer.
+    """Compare the results of one shard from those ``workers`` that computed it. Raises MembersDiffer.
 
     Where an operation has no deterministic form, what they computed may differ by rounding, and is not compared.
     """

@@ -1,4 +1,4 @@
-"""Gradient scalers that the training call was not given: no other worker would scale alike."""
+"""Refuses gradient scalers that the training call was not given: other workers would scale differently."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

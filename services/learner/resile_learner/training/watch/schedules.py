@@ -1,4 +1,4 @@
-"""Learning-rate schedules that were made for epochs, and are stepped each iteration."""
+"""Refuses learning-rate schedules that were made for epochs, and are stepped each iteration."""
 
 from collections.abc import Iterable
 from typing import Any

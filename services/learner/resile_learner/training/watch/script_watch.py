@@ -23,13 +23,13 @@ from .scaler_watch import watch_scalers
 from .schedules import check_schedules
 
 _LONGEST_WATCH = 4
-"""The first iterations of a worker in which one of the watches observes something."""
+"""The number of a worker's first iterations in which one of the watches observes something."""
 
 
 class ScriptWatch:
     """Watches what a script does with its model, its optimizers and the parts of its ``state``.
 
-    ``has_fixed_length`` is false where iterations may become more than a schedule was made for. Raises UsageError.
+    ``has_fixed_length`` is false where there may be more iterations than a schedule was made for. Raises UsageError.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class ScriptWatch:
             yield
 
     def begin_iteration(self, *, is_compared: bool) -> None:
-        """An iteration begins, in which all workers compare the first shard or not."""
+        """An iteration begins. ``is_compared``: all workers compare its first shard."""
         self._averages.begin_iteration(self._num_begun)
         self.body.begin_iteration(self._num_begun, is_compared=is_compared)
         self._num_begun += 1
