@@ -28,18 +28,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+from published.baselines import Tiresias
+from published.fairness import finish_time_fairness
+from published.policy_scheduler import PolicyScheduler
+from published.replay import Clock, Cluster, Events, Scheduler, Ticks, replay
 from report import Length, Target, argument_parser, conclude, print_table
 
 from resile_scheduler.policies.elastic_batch import elastic_batch
 from resile_scheduler.policies.goodput import goodput
 from resile_scheduler.simulation.arrivals import Arrival, read_arrivals
-from resile_scheduler.simulation.baselines import Tiresias
 from resile_scheduler.simulation.csv_table import non_negative, positive
-from resile_scheduler.simulation.fairness import finish_time_fairness
 from resile_scheduler.simulation.figures import finish_time_fairness as fairness_of_outcome
-from resile_scheduler.simulation.policy_scheduler import PolicyScheduler
 from resile_scheduler.simulation.profiles import Application, read_application
-from resile_scheduler.simulation.replay import Clock, Cluster, Events, Scheduler, Ticks, replay
 from resile_scheduler.simulation.simulate import LIKE_LIVE, simulate
 from resile_scheduler.simulation.simulate import Settings as CoreSettings
 from resile_scheduler.simulation.training import Profiled

@@ -13,14 +13,14 @@ import orjson
 import psutil
 import pytest
 from hypothesis import given
-from tests.monitor.conftest import monitors, pool, scene
-from tests.monitor.examples import PACKAGE, host, job
-from tests.monitor.monitors import TOKEN, Monitor, Monitors, Scene
-from tests.monitor.test_commands import Answering
 
 from resile_monitor.openapi import OPERATIONS, Operation
 from resile_shared.bus.subjects import LEASE, LEASE_KEY
 from resile_shared.messages.lease import Lease
+from tests.monitor.conftest import monitors, pool, scene
+from tests.monitor.examples import PACKAGE, host, job
+from tests.monitor.monitors import TOKEN, Monitor, Monitors, Scene
+from tests.monitor.test_commands import Answering
 
 from .documents import ANYTHING, allowed, nearly
 from .fuzzing import SECONDS, fuzzed

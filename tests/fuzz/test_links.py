@@ -8,14 +8,14 @@ from contextlib import suppress
 import hypothesis.strategies as st
 import orjson
 from hypothesis import given
-from tests.learner.link_group import Group, make_work, start
-from tests.learner.test_strangers import OPENING, Victim
 
 from resile_learner.collectives.frames import Kind, encode
 from resile_learner.collectives.spec import Abandoned, Tag
 from resile_learner.messages import Member
 from resile_learner.worker import links
 from resile_learner.worker.generations import Credentials
+from tests.learner.link_group import Group, make_work, start
+from tests.learner.test_strangers import OPENING, Victim
 
 from .documents import ANYTHING
 from .fuzzing import fuzzed

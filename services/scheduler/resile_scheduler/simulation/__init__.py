@@ -13,11 +13,4 @@ workload.py    what happens from outside: submissions, requests of users, hosts
 traces.py      where workloads come from: synthetic.py, tables.py with csv_table.py and arrivals.py, history.py
 outcome.py     what became of the jobs
 figures.py     the figures by which simulations are compared
-
-A replay without the core, for published clocks and schedulers:
-
-replay.py            workloads of profiled applications under any scheduler
-baselines.py         published schedulers
-policy_scheduler.py  a policy as such a scheduler; overlapped.py is its throughput model, packing.py its placement
-fairness.py          finish-time fairness of a replay
 """

@@ -6,12 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from resile_scheduler.simulation.arrivals import Arrival, read_arrivals
-from resile_scheduler.simulation.baselines import Tiresias
-from resile_scheduler.simulation.csv_table import MalformedFile
-from resile_scheduler.simulation.fairness import finish_time_fairness
-from resile_scheduler.simulation.profiles import Application, read_application, smallest_rotation, split_batch
-from resile_scheduler.simulation.replay import (
+from bench.published.baselines import Tiresias
+from bench.published.fairness import finish_time_fairness
+from bench.published.replay import (
     Allocation,
     Cluster,
     Events,
@@ -21,6 +18,9 @@ from resile_scheduler.simulation.replay import (
     Ticks,
     replay,
 )
+from resile_scheduler.simulation.arrivals import Arrival, read_arrivals
+from resile_scheduler.simulation.csv_table import MalformedFile
+from resile_scheduler.simulation.profiles import Application, read_application, smallest_rotation, split_batch
 
 
 def application(*, num_epochs: int = 2, epoch_progress: float = 100.0) -> Application:

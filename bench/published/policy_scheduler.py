@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from itertools import count
 
 from resile_scheduler.policies.demand import BatchRange, Demand, Policy
+from resile_scheduler.simulation.profiles import Application
 
 from .overlapped import OverlappedThroughput, fit
 from .packing import pack
-from .profiles import Application
 from .replay import Allocation, Cluster, ReplayedJob
 
 GROWTH = 2

@@ -5,8 +5,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from .arrivals import Arrival
-from .profiles import Application
+from resile_scheduler.simulation.arrivals import Arrival
+from resile_scheduler.simulation.profiles import Application
+
 from .replay import Cluster, Outcome
 
 NUM_BATCHES = 12

@@ -7,13 +7,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from bench.published.overlapped import fit
+from bench.published.packing import pack
+from bench.published.policy_scheduler import PolicyScheduler
+from bench.published.replay import Cluster, Events, Measurement, Ticks, replay
 from resile_scheduler.policies.demand import BatchRange, Demand, Target
 from resile_scheduler.policies.elastic_batch import elastic_batch
 from resile_scheduler.policies.goodput import goodput
-from resile_scheduler.simulation.overlapped import fit
-from resile_scheduler.simulation.packing import pack
-from resile_scheduler.simulation.policy_scheduler import PolicyScheduler
-from resile_scheduler.simulation.replay import Cluster, Events, Measurement, Ticks, replay
 
 from .test_replay import arrival
 

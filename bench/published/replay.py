@@ -14,10 +14,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from resile_scheduler.simulation.arrivals import Arrival
+from resile_scheduler.simulation.profiles import Placement
 from resile_shared.errors import ResileError
-
-from .arrivals import Arrival
-from .profiles import Placement
 
 Nodes = tuple[int, ...]
 """The node of each worker; workers of one node are adjacent."""
