@@ -18,12 +18,12 @@ import torch
 from obstore.store import from_url
 from report import Target, argument_parser, conclude, print_table
 
+from resile.chaos.s3_server import S3Server
 from resile_learner.checkpoint.manifest import CheckpointId, PartTracker
 from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.checkpoint.store import CheckpointStore
 from resile_learner.checkpoint.uploads import Uploads
 from resile_learner.state.flat import FlatState, flatten
-from resile_shared.testing.s3 import S3Server
 
 SLOWEST_UPLOAD = 1 / 0.8
 

@@ -15,7 +15,7 @@ from resile.pool.home import PoolHome
 from resile.pool.services import PoolOptions
 from resile.pool.supervisor import Supervisor
 from resile_shared.messages.jobs import JobSpec
-from resile_shared.testing.collector import Collector, collecting
+from resile_testing.collector import Collector, collecting
 
 SCRIPT = Path(__file__).resolve().with_name("rescaled.py")
 BATCH_SIZE = 96

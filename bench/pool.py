@@ -32,7 +32,7 @@ from stamps import Stamps
 from resile.client import AsyncClient
 from resile.pool.services import PoolOptions
 from resile_shared.messages.jobs import DEFAULT_PRIORITY
-from resile_shared.testing.collector import Collector, Span
+from resile_testing.collector import Collector, Span
 
 NUM_SLOTS = 4
 LOW_PRIORITY = DEFAULT_PRIORITY // 3  # 3 slots for the other job, 1 for this one

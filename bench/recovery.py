@@ -42,7 +42,7 @@ from resile.local.run import LocalRun
 from resile.local.settings import RunSettings
 from resile.pool import supervisor
 from resile.pool.services import PoolOptions
-from resile_shared.testing.collector import Span
+from resile_testing.collector import Span
 
 NUM_WORKERS = 4
 NUM_HOSTS = 2

@@ -30,8 +30,8 @@ from resile_shared.bus.envelope import encode, headers_for
 from resile_shared.bus.nats_server import NatsServer
 from resile_shared.bus.subjects import HOSTS
 from resile_shared.messages.hosts import Heartbeat, HostHello, HostState, Slot
-from resile_shared.testing.waiting import until
 from resile_shared.version import VERSION
+from resile_testing.waiting import until
 
 NUM_PROCESSES = 2
 SLICES = 50

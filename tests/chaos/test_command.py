@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from resile.chaos.s3_server import S3Server
 from resile.cli import main
-from resile_shared.testing.fixtures import s3
-from resile_shared.testing.s3 import S3Server
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.fixtures import s3
+from resile_testing.waiting import PATIENCE_SECONDS
 
 from ..system.pools import UpPool, pool_up
 

@@ -12,7 +12,7 @@ import pytest
 
 from resile.chaos.attacks import AttackKind
 from resile.chaos.lasting_attack import LastingAttack
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.waiting import PATIENCE_SECONDS
 
 FOR_EVER = 3600.0
 IS_SLEEPING = (psutil.STATUS_SLEEPING, psutil.STATUS_RUNNING)

@@ -33,9 +33,9 @@ from resile_shared.messages.message import at
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.messages.reports import Report
 from resile_shared.pool_settings import store_pool_settings
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import PATIENCE_SECONDS
 from resile_shared.version import VERSION
+from resile_testing.fixtures import Pool
+from resile_testing.waiting import PATIENCE_SECONDS
 
 HOST = "host-1"
 

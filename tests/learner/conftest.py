@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from resile_shared.testing.fixtures import pool, s3
+from resile_testing.fixtures import pool, s3
 
 from .device_group import DeviceGroup
 from .link_group import PAIRS, Group, sharing_group

@@ -20,8 +20,8 @@ from resile_shared.messages.hosts import HostState
 from resile_shared.messages.instructions import Instruction, StopWorkers
 from resile_shared.messages.reports import Report
 from resile_shared.telemetry.traces import set_up_tracing, traced
-from resile_shared.testing.fixtures import Pool
 from resile_shared.version import VERSION
+from resile_testing.fixtures import Pool
 
 from .agents import HOST, Stage, until
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest_asyncio
 
 from resile_shared.messages.reports import Completed, Progress, Report, Switched
-from resile_shared.testing.fixtures import Pool
+from resile_testing.fixtures import Pool
 
 from .agents import Stage, until
 

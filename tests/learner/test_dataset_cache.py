@@ -19,7 +19,7 @@ from resile_learner.preparation import lock_folder
 from resile_shared.storage import dataset_sources
 from resile_shared.storage.dataset_sources import Listing, list_source
 from resile_shared.storage.objects import ObjectStorage, StorageError
-from resile_shared.testing.waiting import PATIENCE_SECONDS, until
+from resile_testing.waiting import PATIENCE_SECONDS, until
 
 from .dataset_host import Host
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from resile.chaos.s3_server import S3Server
 from resile_learner.agent.datasets import JobDatasets
 from resile_learner.datasets import datasets as module
 from resile_learner.datasets import download as dataset_download
@@ -19,9 +20,8 @@ from resile_learner.datasets.datasets import Datasets
 from resile_shared.messages.datasets import Dataset
 from resile_shared.storage.dataset_sources import Listing, SourceUnusable, list_source, source_uri
 from resile_shared.storage.objects import ObjectStorage, ObjectVersion, StorageError
-from resile_shared.testing.fixtures import s3
-from resile_shared.testing.s3 import S3Server
-from resile_shared.testing.waiting import until
+from resile_testing.fixtures import s3
+from resile_testing.waiting import until
 
 from .dataset_host import Host
 

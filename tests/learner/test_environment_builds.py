@@ -15,7 +15,7 @@ from resile_learner.agent.environments import JobEnvironments
 from resile_learner.agent.workers import WorkerContext
 from resile_learner.environments import Environments
 from resile_shared.messages.hosts import EnvironmentReport
-from resile_shared.testing.waiting import until
+from resile_testing.waiting import until
 
 from .wheels import add_slow_source, add_wheel, offline
 

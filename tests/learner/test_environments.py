@@ -14,7 +14,7 @@ import pytest
 from resile_learner import environments as module
 from resile_learner.agent.environments import JobEnvironments
 from resile_learner.environments import Environment, EnvironmentFailed, Environments, in_use
-from resile_shared.testing.waiting import PATIENCE_SECONDS, block_until, until
+from resile_testing.waiting import PATIENCE_SECONDS, block_until, until
 
 from .wheels import add_slow_source, add_source_with_daemon, add_wheel, offline
 

@@ -12,7 +12,7 @@ import pytest
 
 from resile_learner.messages import WorkerConfig
 from resile_learner.processes.client import ForkServerClient
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.waiting import PATIENCE_SECONDS
 
 AGENT = """
 import asyncio, os, signal, sys

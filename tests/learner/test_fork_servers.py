@@ -14,7 +14,7 @@ from resile_learner.messages import WorkerConfig
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
 from resile_learner.processes.fork_servers import KEEP_IDLE, ForkServers, ForkServersClosed
 from resile_learner.processes.protocol import TemplateContent, TemplateExited, TemplateLoaded
-from resile_shared.testing.waiting import PATIENCE_SECONDS, until
+from resile_testing.waiting import PATIENCE_SECONDS, until
 
 from .template_modules import write_modules
 

@@ -34,8 +34,8 @@ from resile_shared.bus.envelope import Received
 from resile_shared.bus.subjects import HEARTBEATS, JOBS
 from resile_shared.messages.hosts import Heartbeat, HostHello, Slot
 from resile_shared.messages.pool import PoolSettings
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import PATIENCE_SECONDS, until
+from resile_testing.fixtures import Pool
+from resile_testing.waiting import PATIENCE_SECONDS, until
 
 from .template_modules import write_modules
 from .test_packages import Shop, file

@@ -15,7 +15,7 @@ from resile_learner.agent.outputs import Outputs
 from resile_shared.bus.subjects import JOBS
 from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
 from resile_shared.messages.message import at
-from resile_shared.testing.fixtures import Pool
+from resile_testing.fixtures import Pool
 
 from .agents import until
 

@@ -6,7 +6,7 @@ from resile_shared.messages.hosts import Heartbeat, WorkerExit, WorkerReport
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Content, Progress, Report, Switched
 from resile_shared.telemetry.metrics import ServiceMetrics
-from resile_shared.testing.samples import samples
+from resile_testing.samples import samples
 
 BEAT = Tick(is_bus_up=True)
 

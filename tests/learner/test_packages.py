@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from resile.chaos.s3_server import S3Server
 from resile_learner.agent import packages as module
 from resile_learner.agent.packages import BrokenPackage, Packages, find_script
 from resile_shared.errors import ResileError
 from resile_shared.storage.archives import InvalidArchive
 from resile_shared.storage.objects import ObjectStorage
-from resile_shared.testing.s3 import S3Server
-from resile_shared.testing.waiting import until
+from resile_testing.waiting import until
 
 
 class Shop:

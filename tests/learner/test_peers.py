@@ -13,7 +13,7 @@ from resile_learner.membership.machine import Membership
 from resile_learner.messages import Member, Order, WorkerConfig
 from resile_learner.worker import links
 from resile_learner.worker.peers import PeerConnections
-from resile_shared.testing.waiting import PATIENCE_SECONDS, until
+from resile_testing.waiting import PATIENCE_SECONDS, until
 
 
 class Worker:

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from resile_shared.testing.waiting import block_until
+from resile_testing.waiting import block_until
 
 LEAVES_DAEMON = "setsid sleep 600 & echo $!"
 """The daemon holds the output open."""

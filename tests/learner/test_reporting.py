@@ -13,8 +13,8 @@ from resile_shared.bus.subjects import PROGRESS, REPORTS
 from resile_shared.errors import ResileError
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import CheckpointSaved, Progress, Report, Warned
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import until
+from resile_testing.fixtures import Pool
+from resile_testing.waiting import until
 
 
 def report(content: CheckpointSaved | Progress | Warned) -> Report:

@@ -17,7 +17,7 @@ from resile_learner.processes.runner import WorkerRunner
 from resile_learner.processes.worker_process import Stream
 from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import WorkerExit
-from resile_shared.testing.waiting import until
+from resile_testing.waiting import until
 
 
 class Recorder:

@@ -17,7 +17,7 @@ from resile_learner.processes.client import ForkServerClient, ForkServerSettings
 from resile_learner.processes.protocol import TemplateContent, TemplateExited, TemplateLoaded
 from resile_learner.processes.template_forks import NotForked, TemplateForks
 from resile_shared.messages.hosts import WorkerExit
-from resile_shared.testing.waiting import until
+from resile_testing.waiting import until
 
 from .template_modules import write_modules
 

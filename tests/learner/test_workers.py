@@ -31,7 +31,7 @@ from resile_learner.processes.exits import classify
 from resile_learner.processes.worker_process import MalformedMessageError, WorkerProcess
 from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import WorkerExit
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.waiting import PATIENCE_SECONDS
 
 Start = Callable[..., Any]
 

@@ -1,6 +1,6 @@
 """The real bus, and real monitors on it."""
 
-from resile_shared.testing.fixtures import pool
+from resile_testing.fixtures import pool
 
 from .monitors import monitors, scene
 

@@ -19,7 +19,7 @@ from resile_shared.http.api import Problem
 from resile_shared.messages.hosts import HostRecord
 from resile_shared.messages.jobs import JobRecord
 from resile_shared.storage.objects import ObjectStorage
-from resile_shared.testing.fixtures import Pool
+from resile_testing.fixtures import Pool
 
 M = TypeVar("M", bound=BaseModel)
 TOKEN = "a-token-for-tests-alone"

@@ -17,7 +17,7 @@ from resile_shared.errors import UsageError
 from resile_shared.http.api import JobList
 from resile_shared.settings import load
 from resile_shared.storage.objects import ObjectStorage
-from resile_shared.testing.fixtures import Pool
+from resile_testing.fixtures import Pool
 
 from .examples import SPEC, job
 from .monitors import TOKEN, Monitors, Scene

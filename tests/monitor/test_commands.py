@@ -24,7 +24,7 @@ from resile_shared.messages.jobs import JobSpec, JobState
 from resile_shared.messages.lease import Lease
 from resile_shared.messages.pool import PolicyRecord, TenantShare, TenantsRecord
 from resile_shared.policies import PolicyName
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.waiting import PATIENCE_SECONDS
 
 from .examples import PACKAGE, SPEC, host, job
 from .monitors import Monitor, Monitors, Scene

@@ -14,11 +14,11 @@ from resile_shared.bus.nats_server import NatsServer
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.pool_settings import store_pool_settings
-from resile_shared.testing.crash_points import CrashableService, Forker, Outcome, crash_at
-from resile_shared.testing.crashable import Point
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.services import in_process
 from resile_shared.version import VERSION
+from resile_testing.crash_points import CrashableService, Forker, Outcome, crash_at
+from resile_testing.crashable import Point
+from resile_testing.fixtures import Pool
+from resile_testing.services import in_process
 
 SECONDS = 60.0
 

@@ -11,8 +11,8 @@ from resile_shared.bus.envelope import Received
 from resile_shared.bus.subjects import CURVES, PROGRESS
 from resile_shared.http.api import CurvesView
 from resile_shared.messages.reports import Report
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.fixtures import Pool
+from resile_testing.waiting import PATIENCE_SECONDS
 
 from .examples import job, progress, report
 from .monitors import Monitor, Monitors, Scene

@@ -11,8 +11,8 @@ from resile_shared.messages.hosts import HostLost
 from resile_shared.messages.jobs import JobEvent, JobRecord, JobState
 from resile_shared.messages.logs import LogLine, LogLines
 from resile_shared.messages.message import at
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import PATIENCE_SECONDS, until
+from resile_testing.fixtures import Pool
+from resile_testing.waiting import PATIENCE_SECONDS, until
 
 from .examples import item, job, progress, report
 from .monitors import Event, Monitor, Monitors, Scene

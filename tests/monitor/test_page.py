@@ -25,7 +25,7 @@ from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobSta
 from resile_shared.messages.reports import Failed
 from resile_shared.policies import PolicyName
 from resile_shared.telemetry.traces import set_up_tracing, traced
-from resile_shared.testing.waiting import PATIENCE_SECONDS, until
+from resile_testing.waiting import PATIENCE_SECONDS, until
 
 from ..browser import browsing, needs_browser, tab
 from .examples import COMPLETED, READY, SPEC, beat, host, job, progress, report, with_history, worker

@@ -24,8 +24,8 @@ from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.pool import PolicyEvent
 from resile_shared.policies import PolicyName
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.fixtures import Pool
+from resile_testing.waiting import PATIENCE_SECONDS
 
 from .examples import job
 from .monitors import Monitor, Monitors, Scene

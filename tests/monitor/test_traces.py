@@ -11,7 +11,7 @@ from resile_shared.messages.jobs import HistoryItem
 from resile_shared.messages.message import at
 from resile_shared.messages.traces import MAX_ATTRIBUTES, MAX_SPAN_EVENTS, SpanEvent
 from resile_shared.telemetry.traces import set_up_tracing, traced
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.waiting import PATIENCE_SECONDS
 
 from .examples import job
 from .monitors import Monitors, Scene

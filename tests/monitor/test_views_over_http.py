@@ -13,8 +13,8 @@ from resile_shared.messages.jobs import JobEvent, JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import Content, Failed, Warned
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.fixtures import Pool
+from resile_testing.waiting import PATIENCE_SECONDS
 
 from .examples import COMPLETED, beat, host, item, job, progress, report, with_history, worker
 from .monitors import Monitor, Monitors, Scene

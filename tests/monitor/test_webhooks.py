@@ -19,7 +19,7 @@ from resile_shared.http.api import WebhookCreated, WebhookList, WebhookView
 from resile_shared.messages.jobs import JobEvent, JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.webhooks import MAX_WEBHOOKS, Webhook
-from resile_shared.testing.waiting import PATIENCE_SECONDS, until
+from resile_testing.waiting import PATIENCE_SECONDS, until
 
 from .examples import item
 from .monitors import Monitor, Monitors, Scene

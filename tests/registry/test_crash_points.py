@@ -10,10 +10,10 @@ from resile_shared.bus.nats_server import NatsServer
 from resile_shared.bus.subjects import HOSTS
 from resile_shared.messages.commands import Accepted, HostDrain
 from resile_shared.messages.hosts import HostState
-from resile_shared.testing.crash_points import CrashableService, Forker, Outcome, crash_at
-from resile_shared.testing.crashable import Point
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import until
+from resile_testing.crash_points import CrashableService, Forker, Outcome, crash_at
+from resile_testing.crashable import Point
+from resile_testing.fixtures import Pool
+from resile_testing.waiting import until
 
 from .test_service import DRAIN, House
 

@@ -21,11 +21,11 @@ from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.hosts import HostEvent, HostRecord
 from resile_shared.service import ServiceContext
 from resile_shared.settings import load
-from resile_shared.testing.fake_agent import FakeAgent
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.services import as_process, in_process
-from resile_shared.testing.waiting import until
 from resile_shared.version import VERSION
+from resile_testing.fake_agent import FakeAgent
+from resile_testing.fixtures import Pool
+from resile_testing.services import as_process, in_process
+from resile_testing.waiting import until
 
 from ..shared.examples import hello
 

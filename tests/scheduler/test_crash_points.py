@@ -14,13 +14,13 @@ from resile_shared.bus.nats_server import NatsServer
 from resile_shared.bus.subjects import ALLOCATIONS, JOBS
 from resile_shared.messages.commands import Accepted, JobPriority, JobSubmit
 from resile_shared.messages.jobs import HistoryItem, JobRecord
-from resile_shared.testing.crash_points import CrashableService, Forker, Outcome, crash_at
-from resile_shared.testing.crashable import Point
-from resile_shared.testing.fake_agent import FakeAgent
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.histories import check_history
-from resile_shared.testing.services import in_process
-from resile_shared.testing.waiting import until
+from resile_testing.crash_points import CrashableService, Forker, Outcome, crash_at
+from resile_testing.crashable import Point
+from resile_testing.fake_agent import FakeAgent
+from resile_testing.fixtures import Pool
+from resile_testing.histories import check_history
+from resile_testing.services import in_process
+from resile_testing.waiting import until
 
 from .test_service import Watcher, spec
 

@@ -19,8 +19,8 @@ from resile_shared.messages.commands import Accepted
 from resile_shared.messages.instructions import AssignJobs, Instruction, PauseWorkers
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobState
 from resile_shared.messages.message import at
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import until
+from resile_testing.fixtures import Pool
+from resile_testing.waiting import until
 
 from .full_bus import limit_events, limit_records
 from .test_core import spec

@@ -9,7 +9,7 @@ from resile_scheduler.lease import LeadershipLost, Lease
 from resile_shared.bus.buckets import Bucket
 from resile_shared.bus.subjects import LEASE, LEASE_KEY
 from resile_shared.messages.lease import Lease as Record
-from resile_shared.testing.fixtures import Pool
+from resile_testing.fixtures import Pool
 
 
 async def leases(pool: Pool) -> Bucket[Record]:

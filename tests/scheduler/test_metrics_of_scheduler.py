@@ -7,7 +7,7 @@ from resile_scheduler.metrics import SchedulerMetrics
 from resile_shared.messages.commands import JobStop
 from resile_shared.messages.hosts import HostState
 from resile_shared.telemetry.metrics import ServiceMetrics
-from resile_shared.testing.samples import samples
+from resile_testing.samples import samples
 
 from .test_core import Bench, JobChangeRequested, ready
 from .test_core import worker as listening

@@ -15,9 +15,9 @@ from resile_shared.messages.logs import LogLine, LogLines
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Progress
 from resile_shared.storage.objects import ObjectStorage
-from resile_shared.testing.fake_agent import FakeAgent
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import PATIENCE_SECONDS, until
+from resile_testing.fake_agent import FakeAgent
+from resile_testing.fixtures import Pool
+from resile_testing.waiting import PATIENCE_SECONDS, until
 
 from .test_service import House, furnished, scheduler
 

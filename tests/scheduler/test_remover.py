@@ -11,7 +11,7 @@ from resile_scheduler.lease import LeadershipLost, Lease
 from resile_scheduler.remover import Remover
 from resile_shared.bus.subjects import LEASE
 from resile_shared.storage.objects import ObjectStorage, StorageError
-from resile_shared.testing.fixtures import Pool
+from resile_testing.fixtures import Pool
 
 
 async def test_a_scheduler_that_was_frozen_does_not_delete_a_package_that_was_uploaded_again(

@@ -60,12 +60,12 @@ from resile_shared.messages.reports import PeerSuspected, Ready, Report, Warned
 from resile_shared.policies import PolicyName
 from resile_shared.service import ServiceContext
 from resile_shared.telemetry.traces import set_up_tracing, traced
-from resile_shared.testing.fake_agent import FakeAgent
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.histories import check_history
-from resile_shared.testing.services import as_process, in_process
-from resile_shared.testing.waiting import until
 from resile_shared.version import VERSION
+from resile_testing.fake_agent import FakeAgent
+from resile_testing.fixtures import Pool
+from resile_testing.histories import check_history
+from resile_testing.services import as_process, in_process
+from resile_testing.waiting import until
 
 from .full_bus import limit_records
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from resile_shared.testing.fixtures import pool
+from resile_testing.fixtures import pool
 
 from .api_server import TOKEN, ApiServer, serving
 

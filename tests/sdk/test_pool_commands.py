@@ -18,7 +18,7 @@ import pytest
 from resile.cli import main
 from resile_shared.messages.jobs import JobState
 from resile_shared.policies import PolicyName
-from resile_shared.testing.waiting import block_until
+from resile_testing.waiting import block_until
 
 from .api_server import TOKEN, ApiServer, job_view
 

@@ -12,7 +12,7 @@ from resile.http_requests import Server
 from resile.pool.joined import JoinedHost, JoinOptions
 from resile.pool.process import ServiceProcess
 from resile.pool.services import ServiceSpec
-from resile_shared.testing.waiting import block_until
+from resile_testing.waiting import block_until
 
 
 async def test_a_service_that_exits_while_it_is_killed_is_no_error(tmp_path: Path) -> None:

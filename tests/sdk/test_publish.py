@@ -9,7 +9,7 @@ import pytest
 from resile.cli import main
 from resile_shared.bus.envelope import Received
 from resile_shared.messages.commands import Accepted, JobPriority, Refused
-from resile_shared.testing.fixtures import Pool
+from resile_testing.fixtures import Pool
 
 PRIORITY = "resile.command.job.priority"
 BODY = '{"job_id": "job-1", "priority": 8000}'

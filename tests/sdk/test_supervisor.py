@@ -13,8 +13,8 @@ from resile.pool.process import ServiceFailed, ServiceProcess, describe_exit, la
 from resile.pool.services import PoolOptions, ServiceSpec
 from resile.pool.supervisor import Supervisor, keep_running
 from resile_shared import version
-from resile_shared.testing.fixtures import Pool
 from resile_shared.version import VERSION, VersionMismatch
+from resile_testing.fixtures import Pool
 
 
 def spec(folder: Path, pool: Pool, *arguments: str) -> ServiceSpec:

@@ -1,5 +1,5 @@
 """The real bus, a real S3 server, and a few messages to send over it."""
 
-from resile_shared.testing.fixtures import pool, s3
+from resile_testing.fixtures import pool, s3
 
 __all__ = ["pool", "s3"]

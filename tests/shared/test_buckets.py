@@ -8,8 +8,8 @@ from nats.aio.msg import Msg
 from resile_shared.bus.buckets import Change, ConflictError, Entry, FencedError, UnreadableError
 from resile_shared.bus.subjects import JOBS, LEASE, InvalidSubject
 from resile_shared.messages.lease import Lease
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.fixtures import Pool
+from resile_testing.waiting import PATIENCE_SECONDS
 
 from .examples import record
 

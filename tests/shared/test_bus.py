@@ -20,8 +20,8 @@ from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.hosts import Heartbeat, HostHello
 from resile_shared.messages.instructions import Instruction, SendHeartbeat
 from resile_shared.telemetry.traces import set_up_tracing, traced
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import PATIENCE_SECONDS, until
+from resile_testing.fixtures import Pool
+from resile_testing.waiting import PATIENCE_SECONDS, until
 
 from .examples import hello
 

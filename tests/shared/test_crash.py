@@ -12,8 +12,8 @@ from resile_shared.bus.envelope import Received
 from resile_shared.bus.subjects import EVENTS, HELLOS, JOBS
 from resile_shared.messages.commands import Accepted, JobStop
 from resile_shared.messages.hosts import HostHello
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import PATIENCE_SECONDS, until
+from resile_testing.fixtures import Pool
+from resile_testing.waiting import PATIENCE_SECONDS, until
 
 from .examples import hello, record
 

@@ -13,8 +13,8 @@ from resile_shared.bus.credentials import Credentials, read_credentials
 from resile_shared.bus.nats_server import NatsServer
 from resile_shared.bus.roles import ROLES
 from resile_shared.errors import ResileError, UsageError
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.fixtures import Pool
+from resile_testing.waiting import PATIENCE_SECONDS
 
 
 def test_secrets_are_readable_by_their_owner_alone(pool: Pool) -> None:

@@ -9,8 +9,8 @@ from resile_shared.bus.envelope import Received
 from resile_shared.bus.outbox import Outbox
 from resile_shared.bus.subjects import EVENTS, JOB_EVENTS
 from resile_shared.messages.jobs import JobEvent
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import PATIENCE_SECONDS, until
+from resile_testing.fixtures import Pool
+from resile_testing.waiting import PATIENCE_SECONDS, until
 
 from .examples import record
 

@@ -10,8 +10,8 @@ from resile_shared.bus.connection import BusRefused
 from resile_shared.bus.roles import ROLES
 from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.lease import Lease
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import PATIENCE_SECONDS, until
+from resile_testing.fixtures import Pool
+from resile_testing.waiting import PATIENCE_SECONDS, until
 
 from .examples import hello, record
 

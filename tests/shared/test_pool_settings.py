@@ -12,8 +12,8 @@ from resile_shared.errors import UsageError
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.pool_settings import load_pool_settings, store_pool_settings
 from resile_shared.settings import ServiceSettings, load
-from resile_shared.testing.fixtures import Pool
 from resile_shared.version import VERSION, VersionMismatch
+from resile_testing.fixtures import Pool
 
 
 async def test_who_is_told_nothing_waits_for_the_settings_of_the_pool_and_takes_them(pool: Pool) -> None:

@@ -3,8 +3,8 @@
 from pathlib import Path
 from tempfile import gettempdir
 
+from resile.chaos.s3_server import S3Server
 from resile_shared.storage.objects import ObjectStorage
-from resile_shared.testing.s3 import S3Server
 
 
 def test_what_was_written_survives_a_kill(s3: S3Server) -> None:

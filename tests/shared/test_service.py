@@ -15,10 +15,10 @@ import pytest
 from resile_shared.bus.credentials import Credentials, write_credentials
 from resile_shared.http.server import MAX_PER_ADDRESS
 from resile_shared.messages.commands import Accepted, JobStop
-from resile_shared.testing.collector import collecting, collecting_by_grpc
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.samples import samples
-from resile_shared.testing.waiting import PATIENCE_SECONDS, until
+from resile_testing.collector import collecting, collecting_by_grpc
+from resile_testing.fixtures import Pool
+from resile_testing.samples import samples
+from resile_testing.waiting import PATIENCE_SECONDS, until
 
 SERVICE = """
 import asyncio

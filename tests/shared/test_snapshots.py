@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from resile.chaos.s3_server import S3Server
 from resile_shared.storage.objects import MissingObjectError, ObjectChanged, ObjectStorage
-from resile_shared.testing.s3 import S3Server
 
 
 def check_snapshot(storage: ObjectStorage) -> None:

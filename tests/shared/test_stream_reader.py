@@ -11,8 +11,8 @@ from resile_shared.bus.envelope import Received
 from resile_shared.bus.stream_reader import StreamReader
 from resile_shared.bus.subjects import EVENTS
 from resile_shared.messages.hosts import HostHello
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.fixtures import Pool
+from resile_testing.waiting import PATIENCE_SECONDS
 
 from .examples import hello
 

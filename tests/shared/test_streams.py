@@ -13,8 +13,8 @@ from resile_shared.bus.envelope import Received
 from resile_shared.bus.streams import provision
 from resile_shared.bus.subjects import EVENTS, PROGRESS, STREAMS
 from resile_shared.messages.hosts import HostHello
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.waiting import PATIENCE_SECONDS, until
+from resile_testing.fixtures import Pool
+from resile_testing.waiting import PATIENCE_SECONDS, until
 
 from .examples import hello
 from .test_bus import running

@@ -9,7 +9,7 @@ from opentelemetry.sdk.trace import TracerProvider
 
 from resile_shared.errors import UsageError
 from resile_shared.telemetry.traces import JsonFormatter, PlainFormatter, set_up_tracing, traced
-from resile_shared.testing.collector import Collector, collecting, collecting_by_grpc
+from resile_testing.collector import Collector, collecting, collecting_by_grpc
 
 
 def line(formatter: logging.Formatter, message: str = "a message") -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.waiting import PATIENCE_SECONDS
 
 from .trials import trial_script, trial_sha
 

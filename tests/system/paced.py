@@ -10,7 +10,7 @@ from resile.client import AsyncClient
 from resile.package import pack
 from resile_shared.http.api import HostView, JobView
 from resile_shared.messages.jobs import JobSpec
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.waiting import PATIENCE_SECONDS
 
 SLOW_SECONDS = 0.5
 LOOK_SECONDS = 0.1

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 
 from resile_shared.messages.jobs import JobState
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.waiting import PATIENCE_SECONDS
 
 from .conftest import Ended
 from .test_leftovers import marked

@@ -12,7 +12,7 @@ import pytest
 from resile.cli.stopping import ONE_SIGNAL_SECONDS
 from resile.pool.workers import workers_below
 from resile_shared.messages.jobs import JobState
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.waiting import PATIENCE_SECONDS
 
 from .conftest import TRAIN
 from .pools import UpPool, pool_up

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.waiting import PATIENCE_SECONDS
 
 from .conftest import ITERATIONS_PER_EPOCH, TRAIN
 from .pools import UpPool, pool_up

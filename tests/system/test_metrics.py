@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from resile_shared.testing.samples import samples
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.samples import samples
+from resile_testing.waiting import PATIENCE_SECONDS
 
 from ..test_deploy import DEPLOY, used_metrics
 from .conftest import TRAIN

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from resile_shared.parent_death import dying_with_parent
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.waiting import PATIENCE_SECONDS
 
 from ..test_deploy import DEPLOY, expressions, rules
 from .pools import pool_up

@@ -17,10 +17,10 @@ from resile_shared.bus.nats_server import NatsServer
 from resile_shared.bus.subjects import JOBS
 from resile_shared.messages.commands import Accepted, JobPriority, JobSubmit
 from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
-from resile_shared.testing.crash_points import CrashableService, Forker
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.histories import check_history
-from resile_shared.testing.waiting import PATIENCE_SECONDS, until
+from resile_testing.crash_points import CrashableService, Forker
+from resile_testing.fixtures import Pool
+from resile_testing.histories import check_history
+from resile_testing.waiting import PATIENCE_SECONDS, until
 
 from .paced import CALLBACK, Pace
 from .running import plain

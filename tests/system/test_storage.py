@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from resile.chaos.s3_server import S3Server
 from resile_learner.checkpoint.store import CheckpointStore
 from resile_learner.state.flat import allocate
 from resile_shared.storage.objects import StorageError
-from resile_shared.testing.fixtures import s3
-from resile_shared.testing.s3 import S3Server
+from resile_testing.fixtures import s3
 
 from .conftest import ITERATIONS_PER_EPOCH, TRAIN, Ended, Resile
 from .pools import pool_up

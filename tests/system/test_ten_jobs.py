@@ -16,7 +16,7 @@ from resile_scheduler.policies.demand import Demand
 from resile_scheduler.policies.fairshare import fairshare
 from resile_shared.http.api import HostView, JobSummary, JobView
 from resile_shared.messages.jobs import JobEvent, JobState
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.waiting import PATIENCE_SECONDS
 
 from .paced import CALLBACK, LOOK_SECONDS, Pace, becomes, submit
 from .pools import UpPool, pool_up

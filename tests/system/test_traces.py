@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from resile_shared.testing.collector import Collector, Span, collecting
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.collector import Collector, Span, collecting
+from resile_testing.waiting import PATIENCE_SECONDS
 
 from .conftest import TRAIN
 from .pools import UpPool, pool_up

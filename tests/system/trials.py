@@ -12,7 +12,7 @@ import pytest
 from resile.client import AsyncClient
 from resile_shared.http.api import HostView, JobView
 from resile_shared.messages.jobs import JobState
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.waiting import PATIENCE_SECONDS
 
 from .paced import CALLBACK, LOOK_SECONDS, Pace, becomes, submit
 from .running import run

@@ -1,5 +1,5 @@
 """The real bus."""
 
-from resile_shared.testing.fixtures import pool
+from resile_testing.fixtures import pool
 
 __all__ = ["pool"]

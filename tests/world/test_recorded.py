@@ -25,9 +25,9 @@ from resile_shared.bus import subjects
 from resile_shared.bus.subjects import JOBS
 from resile_shared.messages.commands import Accepted, JobPause, JobPriority, JobResume, JobSubmit
 from resile_shared.messages.jobs import JobSpec, JobState
-from resile_shared.testing.fixtures import Pool
-from resile_shared.testing.services import in_process
-from resile_shared.testing.waiting import PATIENCE_SECONDS
+from resile_testing.fixtures import Pool
+from resile_testing.services import in_process
+from resile_testing.waiting import PATIENCE_SECONDS
 
 from ..learner.agents import Stage, until
 from .recording import Recording, record

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from resile_shared.testing.s3 import S3Server
+from .s3_server import S3Server
 
 
 class OwnStore:

@@ -1,4 +1,4 @@
-"""``python -m resile_shared.testing.crashable NAME``: forks processes of a service that crash at a chosen point.
+"""``python -m resile_testing.crashable NAME``: forks processes of a service that crash at a chosen point.
 
 Reads a JSON request a line (``number``, ``flags``, ``fatal``, ``log``); writes the process id and exit status of each.
 """
@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 
 from nats.aio.msg import Msg
 
-from ..bus.connection import Connection
-from ..parent_death import dying_with_parent
-from ..service import main
+from resile_shared.bus.connection import Connection
+from resile_shared.parent_death import dying_with_parent
+from resile_shared.service import main
 
 
 class Point(NamedTuple):

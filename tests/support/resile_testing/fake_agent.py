@@ -8,15 +8,24 @@ import asyncio
 from contextlib import aclosing
 from datetime import UTC, datetime
 
-from ..bus import subjects
-from ..bus.client import Bus
-from ..bus.envelope import Received
-from ..bus.subjects import ALLOCATIONS
-from ..messages.allocations import Allocation, Placement
-from ..messages.hosts import Address, Heartbeat, HostGoodbye, HostHello, Slot, WorkerExit, WorkerReport
-from ..messages.instructions import AssignJobs, Instruction, PauseWorkers, SendHeartbeat, StopWorkers
-from ..messages.reports import CheckpointSaved, Completed, Content, EpochCount, PeerSuspected, Ready, Report, Switched
-from ..version import VERSION
+from resile_shared.bus import subjects
+from resile_shared.bus.client import Bus
+from resile_shared.bus.envelope import Received
+from resile_shared.bus.subjects import ALLOCATIONS
+from resile_shared.messages.allocations import Allocation, Placement
+from resile_shared.messages.hosts import Address, Heartbeat, HostGoodbye, HostHello, Slot, WorkerExit, WorkerReport
+from resile_shared.messages.instructions import AssignJobs, Instruction, PauseWorkers, SendHeartbeat, StopWorkers
+from resile_shared.messages.reports import (
+    CheckpointSaved,
+    Completed,
+    Content,
+    EpochCount,
+    PeerSuspected,
+    Ready,
+    Report,
+    Switched,
+)
+from resile_shared.version import VERSION
 
 
 class FakeAgent:

@@ -5,9 +5,10 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from ..bus.client import Bus
-from ..bus.credentials import read_credentials
-from ..service import Run, S, ServiceContext
+from resile_shared.bus.client import Bus
+from resile_shared.bus.credentials import read_credentials
+from resile_shared.service import Run, S, ServiceContext
+
 from .fixtures import Pool
 from .waiting import until
 

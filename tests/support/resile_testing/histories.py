@@ -2,9 +2,10 @@
 
 import asyncio
 
-from ..bus import subjects
-from ..bus.subjects import EVENTS
-from ..messages.jobs import HistoryItem, JobEvent, JobRecord
+from resile_shared.bus import subjects
+from resile_shared.bus.subjects import EVENTS
+from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord
+
 from .fixtures import Pool
 
 SECONDS = 30.0

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from ..bus.client import Bus
-from ..bus.credentials import read_credentials
-from ..bus.nats_server import NatsServer
-from .s3 import S3Server
+from resile.chaos.s3_server import S3Server
+from resile_shared.bus.client import Bus
+from resile_shared.bus.credentials import read_credentials
+from resile_shared.bus.nats_server import NatsServer
 
 
 class Pool:
