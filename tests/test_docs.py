@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from resile.cli.app import command
+
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted(
     path.relative_to(ROOT).as_posix()
@@ -89,3 +91,9 @@ def test_every_relative_link_of_a_document_leads_somewhere(document: str) -> Non
 def test_the_index_of_the_documentation_names_every_page() -> None:
     linked = {link for link, _ in LINK.findall((ROOT / "docs/README.md").read_text())}
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - linked == {"README.md"}
+
+
+def test_the_table_of_commands_in_the_readme_names_every_command() -> None:
+    rows = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith("| `resile ")]
+    named = {word for row in rows for code in CODE.findall(re.split(r"(?<!\\)\|", row)[1]) for word in code.split()[:2]}
+    assert set(command.commands) <= named
