@@ -232,7 +232,9 @@ async def test_the_policy_is_changed_and_shown_as_it_is_stored(monitors: Monitor
     assert await monitor.get("/v1/policy", PolicyView) == first, "nobody has changed it"
     await scene.scheduler.bucket(POLICY).create(POLICY_KEY, PolicyRecord(policy=PolicyName.FIFO, preemption=False))
     async with monitor.http.put("/v1/policy", json={"policy": "priority"}) as answer:
-        assert (answer.status, await answer.json()) == (200, {"policy": "fifo", "preemption": False})
+        shown = await answer.json()
+        assert (answer.status, shown["policy"], shown["preemption"]) == (200, "fifo", False)
+        assert list(shown["policies"]) == list(PolicyName)
     assert answering.asked == [("pool.policy", {"policy": PolicyName.PRIORITY, "preemption": None})]
     problem = await monitor.problem("PUT", "/v1/policy", json={"policy": "chaos"})
     assert (problem.status, problem.code) == (422, "invalid")

@@ -344,6 +344,9 @@ async def test_the_scheduler_says_who_has_what_and_what_others_wait_for(monitors
         await expect(rows).to_contain_text("fair share")
         await expect(seen.page.locator("section:has(#waiting) tbody tr")).to_contain_text("waiting for 2 slots")
         await expect(seen.page.locator("section:has(#tenants) tbody tr")).to_contain_text("default")
+        await expect(seen.page.locator("p.sentence")).to_have_text(f"{PolicyName.FAIRSHARE.description}.")
+        await seen.page.click("[data-key='policy']")
+        await expect(seen.page.locator("select#policy option")).to_have_text(list(PolicyName))
         assert seen.faults == []
 
 
@@ -528,11 +531,6 @@ async def test_the_files_of_the_page_are_served_and_nothing_else(monitors: Monit
         assert await (await browser.get("/")).json() == {"service": "resile", "api": "/v1", "docs": "docs/api.md"}
         for path in ("/page/nothing.js", "/page/..%2fservice.py", "/page/%2e%2e/settings.py"):
             assert (await browser.get(URL(monitor.url + path, encoded=True))).status == 404
-
-
-def test_the_page_offers_all_policies() -> None:
-    text = (resources.files("resile_monitor") / "page" / "actions.js").read_text()
-    assert re.findall(r"const names = \[(.*)\];", text) == [", ".join(f'"{name}"' for name in PolicyName)]
 
 
 def test_colours_of_jobs_differ_and_numbers_on_them_can_be_read() -> None:

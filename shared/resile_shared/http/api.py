@@ -312,6 +312,9 @@ class PolicyView(View):
 
     policy: PolicyName
     preemption: bool = Field(description="whether a job may lose slots to another one")
+    policies: dict[PolicyName, str] = Field(
+        default={policy: policy.description for policy in PolicyName}, description="all policies, and what each does"
+    )
 
 
 class NewPolicy(Message):

@@ -43,9 +43,8 @@ export function drainButton(host, live) {
 }
 
 export function policyButton(policy, live) {
-  const names = ["fairshare", "fifo", "priority", "elastic-batch", "goodput"];
-  const choice = h("select", { id: "policy" }, [...new Set([policy.policy, ...names])].map((name) =>
-    h("option", { value: name, selected: name === policy.policy }, name)));
+  const choice = h("select", { id: "policy" }, Object.entries(policy.policies).map(([name, description]) =>
+    h("option", { value: name, title: description, selected: name === policy.policy }, name)));
   const preemption = h("input", { type: "checkbox", id: "preemption", checked: policy.preemption });
   return button("Change", "policy", () => ask({
     question: "Policy of the pool",

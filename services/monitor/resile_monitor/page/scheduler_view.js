@@ -6,13 +6,6 @@ import { Panel, h } from "./dom.js";
 import { colour, count, duration } from "./format.js";
 
 const REFRESH_MS = 5000;
-const POLICIES = {
-  fairshare: "Slots are divided in proportion to the priorities of the jobs, and to the weights of their tenants.",
-  fifo: "Jobs get what they can use in the order in which they were submitted.",
-  priority: "Jobs get what they can use in the order of their priorities.",
-  "elastic-batch": "Slots go where they raise the throughput of jobs most, with batches that follow their number.",
-  goodput: "Slots go where they help training most: throughput, and what a larger batch is worth.",
-};
 
 export class SchedulerView {
   title = "Scheduler";
@@ -67,7 +60,7 @@ const scroll = (label) => h("div", { class: "scroll", tabindex: "0", role: "regi
 function policyCard(policy, live) {
   return [
     h("div", { class: "row" }, h("h2", { id: "policy-now" }, `Policy: ${policy.policy}`), policyButton(policy, live)),
-    h("p", {}, POLICIES[policy.policy] ?? ""),
+    h("p", { class: "sentence" }, `${policy.policies[policy.policy]}.`),
     h("p", { class: "reason" }, policy.preemption ? "Jobs may lose slots to others, at an iteration boundary." : "Jobs keep the slots that they have until they end."),
   ];
 }
