@@ -1,5 +1,6 @@
 """Where CI is set, a skipped test fails the run: nothing is left out silently."""
 
+import gc
 import os
 import signal
 
@@ -39,3 +40,9 @@ def pytest_configure(config: pytest.Config) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("CI"):
         config.pluginmanager.register(NothingSkipped())
+
+
+def pytest_collection_finish() -> None:
+    """Take what is imported out of the garbage collector, as fork servers do, so that neither it nor watches search it."""
+    gc.collect()
+    gc.freeze()
