@@ -43,6 +43,6 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Take what is imported out of the garbage collector, as fork servers do, so that neither it nor watches search it."""
+    """Take what is imported out of the garbage collector, as fork servers do: it and watches search the rest alone."""
     gc.collect()
     gc.freeze()
