@@ -86,7 +86,7 @@ def test_requests_at_bad_moments_and_a_second_scheduler_keep_the_promises(start:
     assert_nothing_is_left(temporary)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_campaign_that_is_told_to_end_takes_its_pool_with_it(start: Start, temporary: Path) -> None:
     process = start("--minutes", 10)
     assert process.stderr is not None

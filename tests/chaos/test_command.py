@@ -99,7 +99,7 @@ def test_one_attack_after_the_other_tells_how_long_the_pool_took_to_recover(pool
     pool.run("stop", job)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_an_object_store_is_frozen_and_killed_and_checkpoints_come_again(tmp_path: Path, s3: S3Server) -> None:
     options = ("--slots", 1, "--storage", s3.url + "/pool", "--open-to-chaos")
     with pool_up(tmp_path / "home", *options) as pool:

@@ -65,11 +65,11 @@ async def becomes(
 
 
 async def host_becomes(client: AsyncClient, name: str, fits: Callable[[HostView], object]) -> HostView:
-    """Look until the host is as ``fits`` wants it."""
+    """Look until the host is as ``fits`` wants it, which may not have joined yet."""
     deadline = time.monotonic() + PATIENCE_SECONDS
     while True:
-        (host,) = (host for host in await client.hosts() if host.id == name)
-        if fits(host):
-            return host
-        assert time.monotonic() < deadline, host
+        hosts = {host.id: host for host in await client.hosts()}
+        if name in hosts and fits(hosts[name]):
+            return hosts[name]
+        assert time.monotonic() < deadline, hosts
         await asyncio.sleep(LOOK_SECONDS)

@@ -44,6 +44,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.nightly
 def test_the_example_has_the_same_bits_with_registered_data_and_in_a_plain_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,7 @@ class Pace(Callback):
 """It waits between epochs, and not in iterations: these are measured."""
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_a_job_with_a_range_gets_a_larger_batch_beside_one_with_a_fixed_batch(tmp_path: Path) -> None:
     scripts = {}
     for name, text in (("fixed", FIXED), ("elastic", ELASTIC)):

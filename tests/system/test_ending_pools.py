@@ -83,6 +83,7 @@ def test_jobs_that_span_two_hosts_are_saved_before_anything_stops(
         saved_at(view)
 
 
+@pytest.mark.nightly
 def test_what_does_not_train_needs_no_saving(tmp_path: Path, train: Path, undisturbed: str) -> None:
     home = tmp_path / "home"
     slow = train.with_name("slow.py")
@@ -116,14 +117,8 @@ def until_running(agents: list[int], *, num_workers: int) -> None:
         time.sleep(0.1)
 
 
-@pytest.mark.parametrize(
-    "module",
-    [
-        "nats-server",
-        pytest.param("resile_scheduler", marks=pytest.mark.nightly),
-        pytest.param("resile_monitor", marks=pytest.mark.nightly),
-    ],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("module", ["resile_scheduler", "resile_monitor", "nats-server"])
 def test_a_service_that_restarts_just_then_costs_time_alone(
     module: str, tmp_path: Path, train: Path, undisturbed: str
 ) -> None:
@@ -137,10 +132,8 @@ def test_a_service_that_restarts_just_then_costs_time_alone(
         saved_at(view)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [pytest.param(signal.SIGSTOP, id="frozen"), pytest.param(signal.SIGKILL, marks=pytest.mark.nightly, id="lost")],
-)
+@pytest.mark.nightly
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL], ids=["frozen", "lost"])
 def test_a_host_that_is_frozen_or_lost_does_not_keep_the_others_from_saving(
     number: signal.Signals, tmp_path: Path, train: Path, undisturbed: str
 ) -> None:
@@ -175,6 +168,7 @@ def test_a_job_that_cannot_be_saved_is_named_and_the_status_says_so(
     complete(home, jobs, undisturbed)
 
 
+@pytest.mark.nightly
 def test_a_second_signal_stops_at_once_and_says_what_is_lost(tmp_path: Path, train: Path, undisturbed: str) -> None:
     home = tmp_path / "home"
     with pool_up(home, *TWO_HOSTS) as pool:
@@ -198,6 +192,7 @@ def worker_pids(pool: UpPool) -> list[int]:
     return [worker.pid for agent in agents for worker in workers_below(agent, "")]
 
 
+@pytest.mark.nightly
 def test_a_pool_that_is_stopped_while_it_starts_again_loses_nothing(
     tmp_path: Path, train: Path, undisturbed: str
 ) -> None:
@@ -215,6 +210,7 @@ def test_a_pool_that_is_stopped_while_it_starts_again_loses_nothing(
     assert starts == sorted(starts)
 
 
+@pytest.mark.nightly
 def test_hosts_that_are_drained_one_right_after_the_other_lose_nothing(
     tmp_path: Path, train: Path, undisturbed: str
 ) -> None:

@@ -147,6 +147,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk")
+@pytest.mark.nightly
 def test_a_host_with_a_full_disk_is_named_and_leaves_its_slots_to_others(
     script: Path, small_disk: Path, tmp_path: Path
 ) -> None:
@@ -161,6 +162,7 @@ def test_a_host_with_a_full_disk_is_named_and_leaves_its_slots_to_others(
         pool.completed(job)
 
 
+@pytest.mark.nightly
 def test_a_run_with_packages_has_the_bits_of_a_plain_one(script: Path, tmp_path: Path) -> None:
     plain = script.with_name("plain.py")
     plain.write_text(TRAIN)

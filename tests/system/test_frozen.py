@@ -25,7 +25,7 @@ def pool(tmp_path: Path) -> Iterator[UpPool]:
         yield pool
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 async def test_frozen_workers_and_agents_change_neither_bits_nor_ledger(pool: UpPool, tmp_path: Path) -> None:
     script = tmp_path / "code/measured.py"
     script.parent.mkdir()

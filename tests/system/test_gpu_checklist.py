@@ -10,7 +10,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_the_dry_run_of_the_checklist_passes_and_names_what_it_leaves_out(tmp_path: Path) -> None:
     report = tmp_path / "report.md"
     command = [sys.executable, "-m", "tests.gpu.checklist", "--dry-run", "--report", str(report)]

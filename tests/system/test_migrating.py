@@ -16,6 +16,8 @@ ROOT = Path(__file__).parents[2]
 EDT_MODULES = "sdk/resile/integrations/ibm_edt/modules"
 SECTION = re.compile(r"^## (.+?)\n\n\| original .*?\n\|---\|---\|\n(.*?)\n\nScript: `(.+?)`", re.DOTALL | re.MULTILINE)
 TABLES = {script: rows.splitlines() for _, rows, script in SECTION.findall((ROOT / "docs/migrating.md").read_text())}
+IN_CI = ("ddp", "elastic", "plain")
+"""The scripts that are not nightly: examples/ has one of each of the other kinds."""
 
 
 def cells(row: str) -> tuple[list[str], list[str]]:
@@ -60,7 +62,10 @@ def test_a_script_runs_before_it_is_migrated(script: str, tmp_path: Path) -> Non
     subprocess.run([sys.executable, *launcher, ROOT / script], cwd=tmp_path, env=env, timeout=300, check=True)
 
 
-@pytest.mark.parametrize("script", sorted(TABLES))
+@pytest.mark.parametrize(
+    "script",
+    [pytest.param(one, marks=[] if Path(one).stem in IN_CI else [pytest.mark.nightly]) for one in sorted(TABLES)],
+)
 def test_a_migrated_script_has_the_same_bits_on_any_number_of_workers(
     script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

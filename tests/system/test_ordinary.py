@@ -25,7 +25,7 @@ def assert_same(outcome: Outcome, sha: str) -> None:
     outcome.assert_every_sample_once(epochs=EPOCHS)
 
 
-@pytest.mark.parametrize("plan", ["0:1,6:3,12:2,15:4", "0:3,5:1,11:6,18:2"])
+@pytest.mark.parametrize("plan", ["0:1,6:3,12:2,15:4", pytest.param("0:3,5:1,11:6,18:2", marks=pytest.mark.nightly)])
 def test_workers_join_and_leave_in_epochs_and_between_them(sha: str, plan: str, tmp_path: Path) -> None:
     outcome = run(SCRIPT, "--plan", plan, home=tmp_path)
     assert_same(outcome, sha)
@@ -38,7 +38,9 @@ def test_a_worker_that_joins_begins_in_the_epoch_under_way(tmp_path: Path) -> No
     assert sorted(re.findall(r"epoch (\d):", log) for log in logs) == [["0", "1", "2", "3"], ["2", "3"]]
 
 
-@pytest.mark.parametrize("place", ["batch", "exchange", "epoch"])
+@pytest.mark.parametrize(
+    "place", ["exchange", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("batch", "epoch"))]
+)
 def test_a_killed_worker_changes_nothing(sha: str, place: str, tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     outcome = run(SCRIPT, "--workers", "3", home=tmp_path, args=("--kill", place, "--killed", str(killed)))
@@ -46,7 +48,14 @@ def test_a_killed_worker_changes_nothing(sha: str, place: str, tmp_path: Path) -
     assert_same(outcome, sha)
 
 
-@pytest.mark.parametrize(("place", "killed"), [("batch", "batch"), ("epoch", "epoch"), ("start", "exchange")])
+@pytest.mark.parametrize(
+    ("place", "killed"),
+    [
+        ("batch", "batch"),
+        pytest.param("epoch", "epoch", marks=pytest.mark.nightly),
+        pytest.param("start", "exchange", marks=pytest.mark.nightly),
+    ],
+)
 def test_a_loop_that_all_workers_leave_alike_ends_the_run_there(place: str, killed: str, tmp_path: Path) -> None:
     sha = plain(SCRIPT, "--leave", place)
     planned = run(SCRIPT, "--plan", "0:1,4:3,10:2", home=tmp_path, args=("--leave", place))

@@ -143,7 +143,14 @@ def test_a_drained_host_hands_its_job_over_and_takes_others_when_it_is_back(
     until(lambda: not pool.zombies())
 
 
-@pytest.mark.parametrize("module", ["resile_scheduler", "resile_monitor", "nats-server"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "nats-server",
+        pytest.param("resile_scheduler", marks=pytest.mark.nightly),
+        pytest.param("resile_monitor", marks=pytest.mark.nightly),
+    ],
+)
 def test_what_dies_is_started_again_and_the_job_goes_on(
     module: str, pool: UpPool, train: Path, undisturbed: str, until: Callable[..., None]
 ) -> None:

@@ -79,10 +79,10 @@ def sha(code: Path) -> str:
 @pytest.mark.parametrize(
     ("most", "priorities", "sizes"),
     [
-        (1, (5000, 10000), (1, 1, 1, 1)),
+        pytest.param(1, (5000, 10000), (1, 1, 1, 1), marks=pytest.mark.nightly),
         (3, (15000, 5000, 15000), (3, 2, 3, 2, 3)),
-        (5, (5000, 10000), (5, 4, 3, 5)),
-        (8, (5000, 10000), (8, 4, 3, 8)),
+        pytest.param(5, (5000, 10000), (5, 4, 3, 5), marks=pytest.mark.nightly),
+        pytest.param(8, (5000, 10000), (8, 4, 3, 8), marks=pytest.mark.nightly),
     ],
 )
 async def test_a_job_has_the_bits_of_the_plain_script_whatever_another_job_does_to_its_share(

@@ -71,7 +71,14 @@ def in_a_local_run(resile: Resile, script: Path, *, number: signal.Signals | Non
     return told(resile.finish(process).json["history"], "local")
 
 
-@pytest.mark.parametrize("number", [None, signal.SIGKILL, signal.SIGSTOP], ids=["undisturbed", "killed", "frozen"])
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(None, marks=pytest.mark.nightly, id="undisturbed"),
+        pytest.param(signal.SIGKILL, id="killed"),
+        pytest.param(signal.SIGSTOP, marks=pytest.mark.nightly, id="frozen"),
+    ],
+)
 def test_a_job_that_completes(number: signal.Signals | None, pool: UpPool, resile: Resile, tmp_path: Path) -> None:
     script = resile.script(TRAIN)
     args = ("--pause", "0.2") if number else ()
