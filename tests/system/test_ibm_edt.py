@@ -36,7 +36,7 @@ def elastic(script: Path, *options: str, tmp_path: Path, args: tuple[str, ...] =
         return run(script, *COMPAT, *options, home=tmp_path / "home", args=args)
 
 
-@pytest.mark.parametrize("own_step", [(), ("--own-step",)])
+@pytest.mark.parametrize("own_step", [("--own-step",), pytest.param((), marks=pytest.mark.nightly)])
 def test_a_script_has_the_same_bits_and_the_same_files_on_any_number_of_workers(
     own_step: tuple[str, ...], tmp_path: Path
 ) -> None:

@@ -13,7 +13,9 @@ SECONDS = 300
 """Each worker imports the libraries by itself, which takes long on a machine that does much else."""
 
 
-@pytest.mark.parametrize("schedule", ["one-cycle", "epoch", "plateau"])
+@pytest.mark.parametrize(
+    "schedule", ["plateau", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("one-cycle", "epoch"))]
+)
 def test_workers_that_join_know_what_modules_callbacks_and_metrics_of_lightning_need(
     schedule: str, tmp_path: Path
 ) -> None:
@@ -36,7 +38,7 @@ def test_files_of_lightning_are_whole_when_the_worker_that_writes_them_is_killed
     assert steps == {str(step) for step in range(2, 33, 3)}
 
 
-@pytest.mark.parametrize("schedule", ["cosine", "reduce_lr_on_plateau"])
+@pytest.mark.parametrize("schedule", ["reduce_lr_on_plateau", pytest.param("cosine", marks=pytest.mark.nightly)])
 def test_workers_that_join_know_what_callbacks_schedules_and_the_best_model_need(schedule: str, tmp_path: Path) -> None:
     args = ("--schedule", schedule)
     outcome = run("trainer.py", "--plan", "0:1,6:3,18:2", home=tmp_path, args=args, seconds=SECONDS)
