@@ -79,6 +79,7 @@ def has_ended(pid: int) -> bool:
     return not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.nightly
 async def test_each_step_is_reported_and_pip_writes_into_the_log_of_no_worker(tmp_path: Path) -> None:
     host = Builder(tmp_path, one="marker<2", two="marker>=2")
     for version in ("1.0", "2.0"):
@@ -111,6 +112,7 @@ async def test_a_job_does_not_wait_for_what_cannot_be_read(tmp_path: Path, monke
     await host.builds.close()
 
 
+@pytest.mark.nightly
 async def test_builds_are_one_at_a_time_in_the_order_that_is_asked_for(tmp_path: Path) -> None:
     host = Builder(tmp_path, slow="slow", later="marker", urgent="marker", there="marker==1.0")
     add_slow_source(host.wheels, "slow", started=host.started)
@@ -129,6 +131,7 @@ async def test_builds_are_one_at_a_time_in_the_order_that_is_asked_for(tmp_path:
     await host.builds.close()
 
 
+@pytest.mark.nightly
 async def test_a_job_that_is_behind_another_does_not_build_before_that_is_looked_at(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -214,6 +217,7 @@ def _fail(*_: object) -> None:
     raise OSError(28, "No space left on device")
 
 
+@pytest.mark.nightly
 async def test_what_is_asked_for_is_not_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "KEEP_ENVIRONMENTS", 1)
     host = Builder(tmp_path, one="marker==1.0", two="marker==2.0", three="marker==3.0")

@@ -58,6 +58,7 @@ async def test_the_packages_of_a_job_come_before_those_of_the_pool(host: Host) -
     assert any("Successfully installed" in line for line in host.lines)
 
 
+@pytest.mark.nightly
 async def test_two_environments_have_conflicting_versions(host: Host) -> None:
     for version in ("1.0", "2.0"):
         add_wheel(host.wheels, "marker", version)
@@ -147,6 +148,7 @@ async def test_a_build_whose_process_was_killed_is_begun_again(host: Host, tmp_p
     await _built_after_all(host)
 
 
+@pytest.mark.nightly
 async def test_what_a_build_has_started_ends_with_it(host: Host, tmp_path: Path) -> None:
     add_wheel(tmp_path / "built", "server", "1.0")
     add_source_with_daemon(host.wheels, "server", started=tmp_path / "started")
@@ -180,6 +182,7 @@ async def test_a_full_disk_is_the_fault_of_the_host_and_nothing_stays(host: Host
     assert not list(small_disk.glob("*/"))
 
 
+@pytest.mark.nightly
 async def test_the_least_recently_used_are_removed_unless_they_are_in_use(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -196,6 +199,7 @@ async def test_the_least_recently_used_are_removed_unless_they_are_in_use(
     assert {path.name for path in host.folder.iterdir()} == {name, f"{name}.lock"}
 
 
+@pytest.mark.nightly
 async def test_environments_that_another_process_removes_meanwhile_fail_no_build(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -215,6 +219,7 @@ async def test_environments_that_another_process_removes_meanwhile_fail_no_build
     assert [Path(each.folder).exists() for each in (one, two, three)] == [False, False, True]
 
 
+@pytest.mark.nightly
 async def test_an_environment_that_is_used_before_its_lock_is_free_is_not_removed(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -62,6 +62,7 @@ def test_workers_and_batches_change_and_a_worker_is_killed_in_between(sha: str, 
     assert (40, 2) in outcome.sizes
 
 
+@pytest.mark.nightly
 def test_a_run_that_is_resumed_goes_on_with_its_batches(sha: str, tmp_path: Path) -> None:
     run_until(
         SCRIPT, "iteration 40: checkpoint saved", "--workers", "3", "--batches", BATCHES, home=tmp_path, args=ARGS

@@ -112,14 +112,13 @@ def plain_sha(example: Example, outside: Path, *more: str) -> str:
         return plain(example.script, *example.arguments(outside), *more, seconds=SECONDS)
 
 
-PLANNED_IN_CI = ("ordinary_loop.py", "lightning_module.py")
-"""A loop and a trainer. The others lose a worker in a pool, which another replaces: see below."""
+def in_ci(*names: str) -> list[Any]:
+    """All examples as parameters: those with other ``names`` run nightly."""
+    return [pytest.param(one, marks=() if one.name in names else pytest.mark.nightly) for one in ALL]
 
 
 @pytest.mark.parametrize(
-    "example",
-    [pytest.param(example, marks=[] if example.name in PLANNED_IN_CI else [pytest.mark.nightly]) for example in ALL],
-    ids=lambda example: example.command,
+    "example", in_ci("ordinary_loop.py", "lightning_module.py"), ids=lambda example: example.command
 )
 def test_an_example_has_the_same_bits_as_a_plain_script_on_one_worker_on_three_and_on_two(
     example: Example, outside: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -150,7 +149,11 @@ def pool(outside: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up
         yield pool
 
 
-@pytest.mark.parametrize("example", ALL, ids=lambda example: example.command)
+@pytest.mark.parametrize(
+    "example",
+    in_ci("ordinary_loop.py", "gan.py", "stream.py", "packages.py", "transformers_trainer.py", "lightning_module.py"),
+    ids=lambda example: example.command,
+)
 def test_an_example_has_the_same_bits_in_a_pool_where_a_worker_is_killed(
     example: Example, outside: Path, pool: UpPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -96,6 +96,7 @@ def test_training_goes_on_while_its_storage_is_full_and_checkpoints_are_saved_wh
     assert not [name for name in left if "#" in name], "parts that were half written are gone"
 
 
+@pytest.mark.nightly
 def test_the_end_of_a_run_waits_for_room(
     resile: Resile, small_disk: Callable[..., SmallDisk], undisturbed: str
 ) -> None:
@@ -111,6 +112,7 @@ def test_the_end_of_a_run_waits_for_room(
     assert ended.json["params_sha256"] == undisturbed
 
 
+@pytest.mark.nightly
 def test_a_run_goes_on_while_the_disk_of_its_home_is_full(
     resile: Resile, small_disk: Callable[..., SmallDisk], undisturbed: str
 ) -> None:
@@ -127,6 +129,7 @@ def test_a_run_goes_on_while_the_disk_of_its_home_is_full(
     assert ended.json["params_sha256"] == undisturbed
 
 
+@pytest.mark.nightly
 def test_a_job_goes_on_while_the_disk_of_its_agent_is_full(
     tmp_path: Path, small_disk: Callable[..., SmallDisk], undisturbed: str
 ) -> None:

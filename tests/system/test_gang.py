@@ -34,6 +34,7 @@ def test_its_processes_find_each_other_on_two_hosts(pool: UpPool, tmp_path: Path
     assert len(list(tmp_path.glob("last-*"))) == 4, "threads of the script end before it is complete"
 
 
+@pytest.mark.nightly
 def test_one_that_may_not_start_again_fails_with_its_worker(pool: UpPool, tmp_path: Path) -> None:
     options = ("--snapshot", tmp_path / "snapshot.pt", "--kill", tmp_path / "killed")
     ended = pool.run("wait", pool.submit("--gang", 4, "--", SCRIPT, *options))
@@ -55,6 +56,7 @@ def test_one_that_may_start_again_does_when_a_host_is_lost(pool: UpPool, tmp_pat
     assert logs.count("epoch 0") <= 4, "it goes on from its snapshot"
 
 
+@pytest.mark.nightly
 def test_what_contradicts_itself_is_refused(pool: UpPool) -> None:
     assert "it always has 4 workers" in pool.run("submit", "--gang", 4, "--max-workers", 8, "--", SCRIPT).err
     assert "only for gang jobs" in pool.run("submit", "--restartable", "--", SCRIPT).err

@@ -75,6 +75,7 @@ def test_a_script_for_the_newest_version_of_the_interface_runs_as_it_is(tmp_path
     assert torch.load(tmp_path / "downloaded" / "model_epoch_final.pth")
 
 
+@pytest.mark.nightly
 def test_a_pool_runs_it_and_keeps_its_files_although_a_worker_is_killed(tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     expected = plain(SCRIPT)

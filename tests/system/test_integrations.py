@@ -25,6 +25,7 @@ def test_workers_that_join_know_what_modules_callbacks_and_metrics_of_lightning_
     assert outcome.result["iteration"] == 33
 
 
+@pytest.mark.nightly
 def test_files_of_lightning_are_whole_when_the_worker_that_writes_them_is_killed(tmp_path: Path) -> None:
     killed, folder = tmp_path / "killed", tmp_path / "elastic"
     args = ("--kill", str(killed), "--folder", str(folder))
@@ -46,6 +47,7 @@ def test_workers_that_join_know_what_callbacks_schedules_and_the_best_model_need
     assert outcome.result["iteration"] == 33
 
 
+@pytest.mark.nightly
 def test_a_worker_that_is_killed_in_a_pool_changes_nothing(tmp_path: Path) -> None:
     killed = tmp_path / "killed"
     with pool_up(tmp_path / "home", "--slots", 2) as pool:

@@ -119,6 +119,7 @@ async def test_a_machine_joins_trains_leaves_and_comes_back(
                 await trial.keeps_its_promises(trial_sha)
 
 
+@pytest.mark.nightly
 def test_a_joined_host_is_kept_alive_and_waits_for_its_pool(network: Namespaces, tmp_path: Path, until: Any) -> None:
     def host(pool: UpPool, name: str) -> dict[str, Any]:
         return next((host for host in pool.ask("hosts")["hosts"] if host["id"] == name), {})

@@ -32,6 +32,7 @@ def curves(pool: UpPool, job: str) -> dict[str, Any]:
         time.sleep(0.1)
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_a_job_that_has_completed_has_its_curves_when_the_pool_is_started_again(tmp_path: Path) -> None:
     script = tmp_path / "train.py"

@@ -14,6 +14,7 @@ from .test_kills import workers
 pytestmark = pytest.mark.long
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [16, pytest.param(64, marks=pytest.mark.nightly)])
 def test_many_workers_shrink_grow_and_lose_one(number: int, tmp_path: Path) -> None:
     fewer = number * 5 // 8

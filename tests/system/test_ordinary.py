@@ -32,6 +32,7 @@ def test_workers_join_and_leave_in_epochs_and_between_them(sha: str, plan: str, 
     assert outcome.sizes == [tuple(map(int, step.split(":"))) for step in plan.split(",")]
 
 
+@pytest.mark.nightly
 def test_a_worker_that_joins_begins_in_the_epoch_under_way(tmp_path: Path) -> None:
     run(SCRIPT, "--plan", "0:1,12:2", home=tmp_path)
     logs = [file.read_text() for file in tmp_path.glob("runs/*/logs/worker-*")]
@@ -196,17 +197,20 @@ def test_code_at_the_start_of_an_epoch_counts_once_and_what_it_loses_is_named_wh
         assert (outcome.sha, outcome.result["bits"]) == (sha, "same bits")
 
 
+@pytest.mark.nightly
 def test_a_grad_scaler_and_processes_that_read_ahead_keep_the_bits(tmp_path: Path) -> None:
     outcome = run(SCRIPT, "--plan", "0:2,8:3", home=tmp_path, args=("--bf16", "--num-workers", "1"))
     assert_same(outcome, plain(SCRIPT, "--bf16"))
 
 
+@pytest.mark.nightly
 def test_a_batch_sampler_whose_batches_differ_in_length_keeps_the_bits(tmp_path: Path) -> None:
     outcome = run(SCRIPT, "--plan", "0:1,6:3,15:2", home=tmp_path, args=("--buckets", "--num-workers", "1"))
     assert outcome.sha == plain(SCRIPT, "--buckets")
     assert all(epoch["as_drawn"] and epoch["once"] == 120 for epoch in outcome.result["ledger"]["epochs"])
 
 
+@pytest.mark.nightly
 def test_a_weighted_sampler_draws_the_same_on_all_workers(tmp_path: Path) -> None:
     outcome = run(SCRIPT, "--plan", "0:1,6:3,15:2", home=tmp_path, args=("--weighted",))
     assert outcome.sha == plain(SCRIPT, "--weighted")
@@ -221,5 +225,6 @@ def test_a_stream_of_unknown_length_follows_a_plan_far_beyond_its_estimate(tmp_p
     outcome.assert_every_sample_once(epochs=2)
 
 
+@pytest.mark.nightly
 def test_a_worker_that_joins_a_stream_at_the_start_of_an_epoch_goes_on_where_it_was(tmp_path: Path) -> None:
     assert run("stream.py", "--plan", "0:1,12:3", home=tmp_path, seconds=120).sha == plain("stream.py")

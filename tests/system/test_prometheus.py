@@ -72,6 +72,7 @@ def asked(url: str, **query: str) -> Any:
     return document["data"]
 
 
+@pytest.mark.nightly
 @needs_prometheus
 @pytest.mark.long
 def test_prometheus_scrapes_a_pool_and_evaluates_all_rules_and_panels(tmp_path: Path) -> None:

@@ -48,6 +48,7 @@ def test_a_run_killed_entirely_resumes_to_the_same_bits(sha: str, tmp_path: Path
     outcome.assert_every_sample_once(epochs=6)
 
 
+@pytest.mark.nightly
 def test_bf16_autocast_gives_bits_of_its_own_that_are_the_same_everywhere(sha: str, tmp_path: Path) -> None:
     one = plain(SCRIPT, "--bf16")
     assert one != sha
@@ -59,6 +60,7 @@ def test_bits_differ_where_they_must(sha: str) -> None:
     assert plain(SCRIPT, "--num-shards", "6") != sha
 
 
+@pytest.mark.nightly
 def test_data_from_worker_processes_gives_the_same_bits(sha: str, tmp_path: Path) -> None:
     outcome = run(SCRIPT, "--plan", "0:2,30:3", home=tmp_path, args=("--num-workers", "1"))
     assert outcome.sha == sha
@@ -72,6 +74,7 @@ def test_fast_mode_uses_every_sample_once_too(tmp_path: Path) -> None:
     outcome.assert_every_sample_once(epochs=6)
 
 
+@pytest.mark.nightly
 def test_in_fast_mode_passes_of_few_samples_train_as_whole_shares_do(tmp_path: Path) -> None:
     """Whatever the number of workers, as far as rounding allows; the passes of 3 and of 5 workers are no even tree."""
     whole = run("micro_batches.py", "--workers", "1", home=tmp_path)
@@ -81,6 +84,7 @@ def test_in_fast_mode_passes_of_few_samples_train_as_whole_shares_do(tmp_path: P
     cut.assert_every_sample_once(epochs=3)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("optimizer", ["AdamW", "NAdam"])
 def test_unusual_layouts_dtypes_and_default_devices_give_the_bits_of_the_plain_script(
     optimizer: str, tmp_path: Path

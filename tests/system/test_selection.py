@@ -48,11 +48,13 @@ def test_any_number_of_workers_keeps_the_same_model_and_ends_at_the_same_epoch(a
     outcome.assert_every_sample_once(epochs=alone.best + PATIENCE)
 
 
+@pytest.mark.nightly
 def test_a_schedule_by_epochs_has_the_same_bits_on_any_number_of_workers(tmp_path: Path) -> None:
     args = ("--schedule", "epoch", "--epochs", "4")
     assert run(SCRIPT, "--plan", "0:3,20:1,50:2", home=tmp_path, args=args).sha == plain(SCRIPT, *args)
 
 
+@pytest.mark.nightly
 def test_a_resumed_run_knows_the_best_model_and_how_long_it_has_waited(alone: PlainRun, tmp_path: Path) -> None:
     after_best = EPOCH_ITERATIONS * alone.best + 30
     run_until(SCRIPT, f"iteration {after_best}: checkpoint saved", "--workers", "3", home=tmp_path)

@@ -171,12 +171,14 @@ async def test_a_worker_that_is_stuck_alone_ends_the_run(stage: Stage) -> None:
     assert "lock.acquire()  # for ever" in result.outcome.details
 
 
+@pytest.mark.nightly
 async def test_a_slow_first_iteration_callback_or_validation_is_not_taken_for_a_hang(stage: Stage) -> None:
     result = await stage.play("first and last", workers=1, detection_seconds=0.05)
     assert result.outcome.state == "completed", result.outcome
     assert stage.notes == []
 
 
+@pytest.mark.nightly
 async def test_a_call_that_holds_pythons_lock_for_less_than_detection_seconds_harms_nobody(stage: Stage) -> None:
     result = await stage.play("holds the lock", workers=2)
     assert reasons(result) == ["start"]
@@ -190,6 +192,7 @@ async def test_an_error_of_one_worker_is_forgiven(stage: Stage) -> None:
     assert any("Traceback (most recent call last)" in note for note in stage.notes)
 
 
+@pytest.mark.nightly
 async def test_an_error_of_the_data_ends_the_run(stage: Stage) -> None:
     result = await stage.play("raises by its data", workers=3)
     assert result.outcome.state == "failed"
@@ -226,11 +229,13 @@ async def until_told(
     return told[0]
 
 
+@pytest.mark.nightly
 async def test_who_waits_for_its_data_is_told(stage: Stage) -> None:
     note = await until_told(stage, "waits for data", "waits for its data")
     assert note.startswith(f"worker {stage.chosen} takes ")
 
 
+@pytest.mark.nightly
 async def test_who_is_kept_from_its_processor_is_told(stage: Stage) -> None:
     worker = 2
 

@@ -29,6 +29,7 @@ def warnings(ended: Ended) -> list[str]:
     return [item["reason"] for item in ended.json["history"] if item["kind"] == "warning"]
 
 
+@pytest.mark.nightly
 def test_a_run_that_was_killed_goes_on_from_its_checkpoint_on_s3(
     resile: Resile, s3: S3Server, undisturbed: str
 ) -> None:
@@ -72,6 +73,7 @@ def test_a_server_killed_in_the_midst_of_an_upload_costs_a_warning_and_nothing_e
         assert store.load(checkpoint.name, allocate).manifest.checkpoint == checkpoint
 
 
+@pytest.mark.nightly
 def test_the_end_of_a_run_waits_for_the_storage_of_its_model_and_says_so(
     resile: Resile, s3: S3Server, undisturbed: str
 ) -> None:

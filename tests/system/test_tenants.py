@@ -13,6 +13,7 @@ from .test_policy import share
 from .test_restarts import SCRIPT
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 async def test_a_borrowed_quota_is_given_back_and_what_was_used_is_counted(tmp_path: Path) -> None:
     script = tmp_path / "code" / "train.py"

@@ -66,6 +66,7 @@ def test_curl_alone_submits_watches_changes_the_priority_and_fetches_the_model(
         assert job.save_model(tmp_path / "again").read_bytes() == (tmp_path / "model.safetensors").read_bytes()
 
 
+@pytest.mark.nightly
 @pytest.mark.long
 def test_the_notebook_runs(pool: UpPool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     server = find_server(home=pool.home)
