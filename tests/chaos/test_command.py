@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -65,6 +67,11 @@ def test_what_cannot_be_attacked_on_this_pool_is_refused_with_the_reason(
     announce(tmp_path, chaos=True)
     (tmp_path / "storage").mkdir()
     assert why in refusal(capsys, tmp_path, *words)
+
+
+def test_attacks_start_without_torch_which_takes_seconds_to_import() -> None:
+    code = "import sys, resile.cli.chaos_runs; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 @pytest.fixture(scope="module")
