@@ -87,10 +87,10 @@ def _time_exchange(turnstile: Turnstile) -> None:
     from resile_learner.collectives.round import OpenRound
 
     def timed(method: Callable[..., Any]) -> Callable[..., Any]:
-        def wrapper(*args: Any) -> Any:
+        def wrapper(*args: Any, **kwargs: Any) -> Any:
             begun = time.perf_counter()
             try:
-                return method(*args)
+                return method(*args, **kwargs)
             finally:
                 turnstile.note("exchange", time.perf_counter() - begun)
 
