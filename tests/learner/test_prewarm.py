@@ -34,3 +34,44 @@ def test_the_step_draws_no_random_numbers_and_changes_no_setting() -> None:
     with torch.no_grad():
         prewarm.probe_digest(torch.device("cpu"))
     assert state() == before
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.LBFGS, torch.optim.SparseAdam])
+def test_a_step_of_the_optimizer_is_tried_without_a_trace(kind: type[torch.optim.Optimizer]) -> None:
+    """Also of one that takes no ordinary step: LBFGS needs a closure, SparseAdam sparse gradients."""
+    model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
+    optimizer = kind(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+    values = {name: value.clone() for name, value in model.state_dict().items()}
+    addresses = [parameter.data_ptr() for parameter in model.parameters()]
+    drawn = torch.get_rng_state()
+    prewarm.prewarm_optimizer(optimizer)
+    assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
+    assert [parameter.data_ptr() for parameter in model.parameters()] == addresses
+    assert all(parameter.grad is None for parameter in model.parameters())
+    assert not optimizer.state
+    assert torch.equal(torch.get_rng_state(), drawn)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+def test_memory_of_state_and_gradients_is_touched(
+    kind: type[torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of all parameters, the optimizer's own number of times and once for gradients; not of blocks that are unmapped
+    when they are freed."""
+    monkeypatch.setattr(prewarm, "_KEPT_BLOCK_BYTES", 1000)
+    large = torch.nn.Parameter(torch.ones(500))
+    parameters = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(7, 2)), large]
+    touched: list[torch.Size] = []
+    zeros_like = torch.zeros_like
+
+    def record(tensor: torch.Tensor, **options: object) -> torch.Tensor:
+        touched.append(tensor.shape)
+        return zeros_like(tensor)
+
+    optimizer = kind(parameters, lr=0.1)  # type: ignore[call-arg]
+    with monkeypatch.context() as patched:
+        patched.setattr(torch, "zeros_like", record)
+        prewarm.prewarm_optimizer(optimizer)
+    times = 3 if kind is torch.optim.AdamW else 1
+    assert touched.count(torch.Size([7, 2])) == times
+    assert large.shape not in touched

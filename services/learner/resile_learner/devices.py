@@ -5,6 +5,7 @@ workers. `python -m resile_learner.devices` does the same.
 """
 
 import hashlib
+import itertools
 import os
 import platform
 import subprocess
@@ -70,12 +71,16 @@ def _environment() -> list[str]:
 def _processor() -> str:
     """Name the processor and the sizes of its caches: libraries choose kernels and block sizes by both."""
     try:
-        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+        with open("/proc/cpuinfo") as file:
+            first = list(
+                itertools.takewhile(str.strip, file)
+            )  # the first of many processors, which are described alike
     except OSError:
         return platform.machine()
-    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first.splitlines())}
+    fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first)}
     names = ("model name", "cpu family", "model", "CPU implementer", "CPU part")
-    caches = [path.read_text().strip() for path in sorted(Path(_CACHES).glob("index*/size"))]
+    indices = sorted(name for name in os.listdir(_CACHES) if name.startswith("index")) if os.path.isdir(_CACHES) else []
+    caches = [Path(_CACHES, index, "size").read_text().strip() for index in indices]
     return " ".join([platform.machine(), *(fields[name] for name in names if name in fields), *caches])
 
 

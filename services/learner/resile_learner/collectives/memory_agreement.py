@@ -105,6 +105,8 @@ class MemoryAgreement:
             try:
                 self._mailbox = self._mailbox or Mailbox()
                 self._own = self._own or OwnSegment(Sharing().segment_bytes)
+                for offset in (0, Sharing().results_offset):
+                    self._own.segment.populate(offset, min(num_bytes, Sharing().results_offset))
             except OSError as error:
                 self._fail(error)
 

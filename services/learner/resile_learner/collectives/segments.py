@@ -40,6 +40,7 @@ _SEALED = 0x0001 | 0x0002 | 0x0004 | 0x0010
 _F_ADD_SEALS = 1033
 _F_GET_SEALS = 1034
 _MFD_NOEXEC_SEAL = 0x0008
+_MADV_POPULATE_WRITE = 23
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _LIBC.mmap.restype = ctypes.c_void_p
 _LIBC.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
@@ -57,9 +58,7 @@ class Segment:
 
     def __init__(self, fd: int, num_bytes: int, *, protection: int, lease: int | None = None) -> None:
         self.num_bytes = num_bytes
-        is_written = bool(protection & mmap.PROT_WRITE)  # read faults are few: each maps many pages
-        flags = mmap.MAP_SHARED | (mmap.MAP_POPULATE if is_written else 0)
-        address = _LIBC.mmap(None, num_bytes, protection, flags, fd, 0)
+        address = _LIBC.mmap(None, num_bytes, protection, mmap.MAP_SHARED, fd, 0)
         if address == _MAP_FAILED:
             number = ctypes.get_errno()
             raise OSError(number, os.strerror(number))
@@ -67,6 +66,7 @@ class Segment:
             register_after_fork(self, lambda _: os.close(lease))
         weakref.finalize(self, _unmap, address, num_bytes, os.getpid(), lease).atexit = False
         _LIBC.madvise(address, num_bytes, mmap.MADV_DONTFORK)
+        self._address = address
         self._bytes = torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), dtype=torch.uint8)
         self._memory = tensor_bytes(self._bytes)
         self._arrays: dict[torch.dtype, Array] = {}
@@ -74,6 +74,12 @@ class Segment:
     def bytes_at(self, offset: int, num_bytes: int) -> memoryview:
         """View a part of the memory as bytes, to send."""
         return self._memory[offset : offset + num_bytes]
+
+    def populate(self, offset: int, num_bytes: int) -> None:
+        """Map the pages of a part of the own memory now, and not each of them when it is first written to."""
+        start = offset - offset % mmap.PAGESIZE
+        most = min(offset + num_bytes, self.num_bytes) - start
+        _LIBC.madvise(self._address + start, most, _MADV_POPULATE_WRITE)  # a kernel before 5.14 refuses
 
     def array_at(self, offset: int, num_elements: int, dtype: torch.dtype) -> Array:
         """View a part of the memory as an array; ``offset`` is in bytes, and a multiple of the size of an element."""

@@ -21,6 +21,7 @@ EXEC_SECONDS = 0.2
 """A process that has no command for longer than this many seconds has removed it."""
 JANITOR_SECONDS = 5.0
 MAX_KILL_SECONDS = 5.0
+_STAT_BYTES = 4096
 _JANITORS = (b"multiprocessing.resource_tracker", b"torch_shm_manager")
 
 
@@ -83,12 +84,17 @@ def processes() -> Iterator[Process]:
 
 def _process(pid: int) -> Process | None:
     try:
-        with open(f"/proc/{pid}/stat", errors="replace") as file:
-            text = file.read()
+        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY)  # a file object takes four times as long
     except OSError:
         return None
-    state, parent, _, session = text.rpartition(")")[2].split()[:4]
-    return Process(pid, int(parent), int(session), state == "Z")
+    try:
+        content = os.read(descriptor, _STAT_BYTES)
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+    state, parent, _, session = content.rpartition(b")")[2].split(None, 4)[:4]
+    return Process(pid, int(parent), int(session), state == b"Z")
 
 
 def _is_alive(pid: int) -> bool:

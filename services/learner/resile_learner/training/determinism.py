@@ -24,6 +24,8 @@ _WARNING = re.compile(
     r"|.*is not deterministic because it uses (CuBLAS)",
     re.DOTALL,
 )
+_FILTER = f"(?s){_WARNING.pattern}"
+re.compile(_FILTER, re.IGNORECASE)  # for the cache in which `filterwarnings` looks: workers are forked later
 _MAX_NAME = 100
 FUSED_ATTENTION = re.compile("(Flash|Efficient|Cudnn|Fused).*Attention.*Backward")
 
@@ -102,7 +104,7 @@ class Determinism:
     def _record(self) -> None:
         """Be the first to see warnings; a script may have changed the filters since."""
         if not warnings.filters or warnings.filters[0] is not self._filter:
-            warnings.filterwarnings("always", message=f"(?s){_WARNING.pattern}")
+            warnings.filterwarnings("always", message=_FILTER)
             self._filter = warnings.filters[0]
         if warnings.showwarning != self._show:
             self._shown = warnings.showwarning

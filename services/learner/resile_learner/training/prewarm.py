@@ -1,12 +1,35 @@
 """Touches memory and loads kernels before a worker joins, so that the others need not wait for it at its first step."""
 
 import copy
-from collections.abc import Iterable
+import ctypes
+import importlib
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import torch
+from torch import Tensor
 
 from ..probe import probe_digest
+
+with suppress(ModuleNotFoundError):
+    importlib.import_module("torch.profiler._cupti_monitor")  # a first step imports it, where torch has it
+
+_M_TRIM_THRESHOLD = -1  # numbers of malloc.h
+_M_MMAP_THRESHOLD = -3
+_KEPT_BLOCK_BYTES = 32 << 20  # the largest number that glibc takes
+_KEPT_BYTES = (1 << 31) - 1  # the largest, too
+
+
+def keep_freed_memory() -> None:
+    """Let glibc's malloc return freed memory to the system only beyond 2 GiB, and blocks of over 32 MiB at once.
+
+    By default activations and gradients go back to the system in each iteration, and come again as thousands of page
+    faults: a tenth to a quarter of an iteration. Another C library is left as it is.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_M_MMAP_THRESHOLD, _KEPT_BLOCK_BYTES)
+        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def prewarm_devices(devices: Iterable[torch.device]) -> None:
@@ -22,18 +45,28 @@ def prewarm_devices(devices: Iterable[torch.device]) -> None:
 
 
 def prewarm_optimizer(optimizer: torch.optim.Optimizer) -> None:
-    """Take one step with a copy of ``optimizer`` on gradients of zero, and discard the copy.
+    """Take one step with a copy of ``optimizer`` on its smallest parameter, and touch as much memory as all need.
 
     It leaves this process with memory for the optimizer's state and for gradients, which can take longer to touch for
     the first time than the state takes to arrive, and with code loaded that PyTorch loads at a first step. Only
     PyTorch's own optimizers are known to be copied without side effects, and only on the CPU is freed memory reused.
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    if not type(optimizer).__module__.startswith("torch.") or any(p.device.type != "cpu" for p in parameters):
+    is_known = type(optimizer).__module__.startswith("torch.")
+    if not parameters or not is_known or any(parameter.device.type != "cpu" for parameter in parameters):
         return
-    twin = copy.deepcopy(optimizer)
-    for group in twin.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    with suppress(TypeError):  # LBFGS needs a closure
+    parameter = min(parameters, key=Tensor.numel).detach().clone()
+    parameter.grad = torch.zeros_like(parameter)
+    twin = copy.deepcopy(optimizer, {id(each): each for each in parameters})  # copies no parameter
+    twin.param_groups = [{**twin.param_groups[0], "params": [parameter]}]
+    with suppress(TypeError, RuntimeError):  # LBFGS needs a closure, SparseAdam sparse gradients
         twin.step()
+    state = [each for each in twin.state[parameter].values() if isinstance(each, Tensor)]
+    _touch(parameters, times=1 + sum(each.shape == parameter.shape for each in state))
+
+
+def _touch(parameters: Sequence[Tensor], *, times: int) -> None:
+    """Allocate ``times`` times the memory of ``parameters``, write to it, and free it."""
+    kept = [parameter for parameter in parameters if parameter.nbytes < _KEPT_BLOCK_BYTES]
+    touched = [torch.zeros_like(parameter) for _ in range(times) for parameter in kept]
+    touched.clear()

@@ -1,6 +1,5 @@
 """The main function of a worker process, from the fork to its exit."""
 
-import ctypes
 import os
 import socket
 from functools import partial
@@ -9,6 +8,7 @@ from importlib import import_module
 from ..collectives.poller import LinkPoller
 from ..messages import COMPAT, Failed, Finished, Warned, WorkerConfig
 from ..session import complete_left, enter_session
+from ..training.prewarm import keep_freed_memory
 from ..training.seeds import seed
 from .control import Withdrawn
 from .control_thread import ControlThread
@@ -19,18 +19,13 @@ from .lone_script import LoneTraining
 from .script import finish_script, run_script
 from .session import WorkerSession
 
-_M_TRIM_THRESHOLD = -1  # numbers of malloc.h
-_M_MMAP_THRESHOLD = -3
-_LARGEST_MMAP_THRESHOLD = 32 << 20
-_KEPT_BYTES = (1 << 31) - 1  # the largest number that it takes
-
 
 def main(config: WorkerConfig, agent: socket.socket) -> int:
     """Run the user's script as worker ``config.worker``; return the exit status.
 
     The outcome is reported to the agent over ``agent``; a leaver's process ends inside its training call.
     """
-    _keep_freed_memory()
+    keep_freed_memory()
     if config.gang is not None:
         run_in_gang(config, config.gang, agent)
     watch = ImportWatch(os.path.dirname(config.script))
@@ -53,18 +48,6 @@ def main(config: WorkerConfig, agent: socket.socket) -> int:
     if outcome is not None:
         thread.control.report(outcome)
     thread.leave_process(status=int(isinstance(outcome, Failed)))
-
-
-def _keep_freed_memory() -> None:
-    """Let glibc's malloc return freed memory to the system only beyond 2 GiB, and blocks of over 32 MiB at once.
-
-    By default activations and gradients go back to the system in each iteration, and come again as thousands of page
-    faults: a tenth to a quarter of an iteration. Another C library is left as it is.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is not None:
-        mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
-        mallopt(_M_TRIM_THRESHOLD, _KEPT_BYTES)
 
 
 def _run_script(config: WorkerConfig, session: WorkerSession) -> Finished | Failed | None:
