@@ -118,7 +118,7 @@ class SimCluster:
             (Snapshot.__init__, "__kwdefaults__", Snapshot.__init__.__kwdefaults__ | {"part_bytes": PART_BYTES}),
             (resile_learner.checkpoint.uploads, "save_model", _save_model),
             (resile_shared.storage.objects, "_open", self.objects.open),
-            (bootstrap, "_keep_freed_memory", lambda: None),
+            (bootstrap, "keep_freed_memory", lambda: None),
             (bootstrap, "seed", lambda: None),
             (bootstrap, "ImportWatch", lambda folder: types.SimpleNamespace(imported=lambda: MODULES)),
             (bootstrap, "finish_script", lambda: None),
