@@ -17,7 +17,7 @@ class Noting(Callback):
         self._pad = StampPad(path)
 
     def on_iteration(self, loop: ElasticLoop, iteration: Iteration) -> None:
-        view = loop._session.view
+        view = loop.run.session.view
         self._pad.stamp(iteration.number, membership=view.generation, workers=view.size)
 
 

@@ -72,7 +72,7 @@ def train_with_resile(
     turnstile: Turnstile | None = None
     for iteration in loop:
         if turnstile is None:
-            turnstile = Turnstile(gate, name, loop._session.view.rank)
+            turnstile = Turnstile(gate, name, loop.run.session.view.rank)
             _time_exchange(turnstile)
         if not turnstile.pass_():
             return

@@ -18,6 +18,7 @@ from resile_learner.session import SoloSession, enter_session
 from resile_learner.state.flat import flatten, unflatten
 from resile_learner.state.run import RunState
 from resile_learner.training.attributes import ScriptAttributes
+from resile_learner.training.run import Run
 
 
 class Tempered(nn.Module):
@@ -78,8 +79,8 @@ def in_own_context(test: Callable[[], None]) -> Callable[[], None]:
     return run
 
 
-def stored(loop: ElasticLoop) -> dict[str, Any]:
-    flat = loop._state.flatten()
+def stored(run: Run) -> dict[str, Any]:
+    flat = run.state.flatten()
     attributes: dict[str, Any] = unflatten(flat.skeleton, flat.tensors)["may_differ"]["attributes"]
     return attributes
 
@@ -96,22 +97,22 @@ def test_a_worker_that_joins_or_resumes_has_what_the_script_and_the_optimizer_ha
         model._private += 1
         model.names = ["not plain"]  # type: ignore[assignment]
 
-    train(loop, model, loop._optimizers[0], change)
+    train(loop, model, loop.run.optimizers[0], change)
     changed = {"temperature": 0.0625, "added": (1, "a")}
-    assert stored(loop) == {
+    assert stored(loop.run) == {
         "model.": changed,
         "model.dropout": {"p": np.float64(0.25)},
         "optimizer.0": {"num_steps": 4},
     }
     joiner = Tempered()
     joining = loop_of(joiner)
-    joining._state.facts = loop._state.facts
-    flat = loop._state.flatten()
-    joining._state.load(flat.skeleton, flat.tensors)
+    joining.run.state.facts = loop.run.state.facts
+    flat = loop.run.state.flatten()
+    joining.run.state.load(flat.skeleton, flat.tensors)
     assert {name: getattr(joiner, name) for name in changed} == changed
     assert (joiner.dropout.p, joiner.longest, joiner._private) == (0.25, 0, 0)
-    assert (joining._optimizers[0].num_steps, joining._optimizers[0].is_prepared) == (4, False)  # type: ignore[attr-defined]
-    assert stored(joining) == stored(loop), "it gives them to the next one"
+    assert (joining.run.optimizers[0].num_steps, joining.run.optimizers[0].is_prepared) == (4, False)  # type: ignore[attr-defined]
+    assert stored(joining.run) == stored(loop.run), "it gives them to the next one"
 
 
 @in_own_context
@@ -130,7 +131,7 @@ def test_a_prepared_loop_keeps_what_changes_between_its_epochs() -> None:
             optimizer.step()
             optimizer.zero_grad()
         model.epochs_seen = epoch + 1
-    assert stored(loader._loop) == {"model.": {"epochs_seen": 3, "temperature": 1 / 3}}
+    assert stored(loader._run) == {"model.": {"epochs_seen": 3, "temperature": 1 / 3}}
 
 
 @in_own_context
@@ -144,7 +145,7 @@ def test_nothing_is_stored_of_a_model_whose_attributes_stay_or_are_set_to_what_t
         model.eval()
 
     train(loop, model, optimizer, change)
-    assert stored(loop) == {}
+    assert stored(loop.run) == {}
 
 
 @pytest.mark.parametrize("value", ["\ud800", torch.ones(2), (torch.ones(2),), {"a": 1}, object(), ((1,),)])
@@ -184,7 +185,7 @@ def test_what_a_forward_pass_changes_in_training_is_not_given_away_where_it_chan
     loop = ElasticLoop(model, optimizer, dataset(), epochs=2, batch_size=4, num_shards=2)
     lengths = iter((8, 16, 32, 64))
     train(loop, model, optimizer, lambda: model(torch.ones(4, next(lengths))))  # type: ignore[arg-type]
-    assert (model.length, stored(loop)) == (64, {})
+    assert (model.length, stored(loop.run)) == (64, {})
 
 
 @in_own_context
@@ -197,7 +198,7 @@ def test_what_a_forward_pass_changes_in_a_validation_by_the_loop_stays_the_worke
     )
     loop = ElasticLoop(model, optimizer, dataset(), epochs=2, batch_size=4, num_shards=2, validation=validation)
     train(loop, model, optimizer, lambda: setattr(model, "seen", 1))
-    assert (model.length, stored(loop)) == (8, {"model.": {"seen": 1}})
+    assert (model.length, stored(loop.run)) == (8, {"model.": {"seen": 1}})
 
 
 def test_what_a_worker_has_as_its_own_is_not_set_by_others() -> None:

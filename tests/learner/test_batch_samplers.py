@@ -154,7 +154,7 @@ def train(batches: Any, **more: Any) -> Any:
         sizes.append(sum(len(x) for (x,) in iteration.shards() if iteration.backward(model(x).square().mean()) is None))
         if iteration.exchange():
             optimizer.step()
-    return sizes, loop._protocol._ledger.epochs()
+    return sizes, loop.run.ledger.epochs()
 
 
 def test_the_ledger_follows_the_batches_that_were_drawn() -> None:

@@ -9,9 +9,10 @@ from torch import nn
 from resile.training import seed
 from resile_learner.state.facts import Facts, MembersDiffer, StateDiffers, check_members_agree, check_same_run
 from resile_learner.state.run import RunState
+from resile_learner.training.data.sources import plan_batches
 from resile_learner.training.settings import TrainingSettings, facts_of
 
-SETTINGS = TrainingSettings(epochs=4, batch_size=16, num_shards=2, seed=0, mode="same-bits", threads=1)
+SETTINGS = TrainingSettings(epochs=4, batch_size=16, num_shards=2)
 
 
 def model(value: int = 0) -> nn.Module:
@@ -28,12 +29,13 @@ def facts(
     built_with: int = 0,
     clip_grad_norm: float | None = 1.0,
 ) -> Facts:
+    dataset = [first, *range(1, samples)]
     return facts_of(
-        settings,
-        {"clip_grad_norm": clip_grad_norm},
+        {**settings.facts(plan_batches(dataset, settings)), "clip_grad_norm": clip_grad_norm},
         model=model(built_with),
-        dataset=[first, *range(1, samples)],
+        dataset=dataset,
         num_validation_samples=validation,
+        is_fast=settings.is_fast,
     )
 
 

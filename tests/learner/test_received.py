@@ -284,7 +284,7 @@ def test_a_part_that_is_large_or_cannot_be_stored_is_not_kept_twice() -> None:
             for inputs, targets in loader:
                 F.cross_entropy(model(inputs), targets).backward()
                 optimizer.step()
-        return list(loader._loop.received.state_dict()["before_end"]["parts"])
+        return list(loader._run.received.state_dict()["before_end"]["parts"])
 
     assert Context().run(run) == ["buffers", "options of optimizer 0", "state small"]
 

@@ -110,7 +110,7 @@ def test_the_ledger_counts_what_was_drawn() -> None:
                 iteration.backward(model(inputs).square().mean())
             if iteration.exchange():
                 optimizer.step()
-        return loop.result, loop._protocol._ledger.epochs()
+        return loop.result, loop.run.ledger.epochs()
 
     result, (epoch,) = Context().run(run)
     assert result.iterations == 2

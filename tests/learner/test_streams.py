@@ -502,7 +502,7 @@ def train(dataset: Any, **more: Any) -> Any:
         if iteration.exchange():
             optimizer.step()
         totals.append((loop.iteration, loop.iterations_total, iteration.ends_epoch))
-    return loop.result, loop._protocol._ledger.epochs(), totals
+    return loop.result, loop.run.ledger.epochs(), totals
 
 
 class Rows(IterableDataset[Any]):

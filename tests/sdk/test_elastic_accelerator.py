@@ -160,7 +160,7 @@ def test_registered_objects_are_part_of_the_state() -> None:
     average = torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1))
     accelerator.register_for_checkpointing(average)
     *_, loader, _ = alone(lambda: accelerator.prepare(*parts()))
-    assert average in loader._loader._options["state"].values()
+    assert average in loader._loader._settings.state.values()
     with pytest.raises(UsageError, match="call it before"):
         accelerator.register_for_checkpointing(average)
 

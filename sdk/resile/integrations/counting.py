@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from resile_learner.training.data.fetch import Collate
+from resile.training.extend import Collate
 
 
 def counted(collate: Collate) -> Collate:

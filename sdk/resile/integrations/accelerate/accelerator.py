@@ -14,8 +14,8 @@ from accelerate.utils import send_to_device
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from resile_learner.training.elastic_loader import ElasticLoader
-from resile_learner.training.prepare import prepare as prepare_loop
+from resile.training import ElasticLoader
+from resile.training import prepare as prepare_loop
 from resile_shared.errors import UsageError
 
 _KEPT = ("device_placement", "cpu", "step_scheduler_with_optimizer", "project_dir", "project_config")

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from resile_learner.session import current_session
+from resile.training.extend import current_session
 
 _MODULES = Path(__file__).with_name("modules")
 

@@ -10,8 +10,8 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from resile_learner.session import current_session
-from resile_learner.training.reports import Result
+from resile.training import Result
+from resile.training.extend import current_session
 from resile_shared.errors import UsageError
 
 from .callbacks import DefaultLogger

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from resile_learner.training.backward import Run, handled_backward
-from resile_learner.training.iteration import Iteration
+from resile.training import Iteration
+from resile.training.extend import Backward, handled_backward
 from resile_shared.errors import UsageError
 
 _CLIPPING = ("clip_grad_norm_", "clip_grad_value_")
@@ -60,7 +60,7 @@ class OwnStep:
 
         The backward pass follows the script's step, which alone knows the accuracy.
         """
-        found: list[tuple[Tensor, Run]] = []
+        found: list[tuple[Tensor, Backward]] = []
         with handled_backward(lambda loss, run: found.append((loss, run))), _no_clipping():
             returned = self._function(self._model, batch, self._evaluate, self._loader, self._arguments)
         if len(found) != 1:

@@ -13,14 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from resile_learner.session import current_session
-from resile_learner.training.data.fetch import Collate
-from resile_learner.training.data.samplers import planned
-from resile_learner.training.iteration import Iteration
-from resile_learner.training.loop import ElasticLoop
-from resile_learner.training.reports import Result
-from resile_learner.training.validation import Validation
-from resile_learner.training.watch.losses import check_is_mean
+from resile.training import ElasticLoop, Iteration, Result, Validation
+from resile.training.extend import Collate, check_is_mean, current_session, planned
 from resile_shared.errors import UsageError
 
 from .callbacks import Logged, Withheld, call_all, log

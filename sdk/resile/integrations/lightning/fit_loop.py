@@ -18,11 +18,8 @@ from lightning.pytorch.utilities.combined_loader import CombinedLoader
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from resile_learner.training.backward import Run, handled_backward
-from resile_learner.training.data.batches import BatchPlan
-from resile_learner.training.data.data_loader import LoaderSettings, read_loader
-from resile_learner.training.iteration import Iteration
-from resile_learner.training.loop import ElasticLoop
+from resile.training import ElasticLoop, Iteration
+from resile.training.extend import Backward, BatchPlan, LoaderSettings, handled_backward, read_loader
 from resile_shared.errors import UsageError
 
 from .metric_states import MetricStates
@@ -170,7 +167,7 @@ class _Step:
         log, earlier = ShardLog(num_samples), self._log
         num_backward = 0
 
-        def handle(loss: Tensor, run: Run) -> None:
+        def handle(loss: Tensor, run: Backward) -> None:
             nonlocal num_backward
             num_backward += 1
             if num_backward == 1:

@@ -7,7 +7,7 @@ from typing import Any
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from lightning.pytorch.utilities.rank_zero import rank_zero_only
 
-from resile_learner.session import SoloSession, current_session
+from resile.training.extend import SoloSession, current_session
 from resile_shared.errors import UsageError
 
 _NOT_LOWEST = 1

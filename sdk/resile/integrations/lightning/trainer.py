@@ -15,13 +15,8 @@ from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.utilities import _log_hyperparams
 
-from resile_learner.session import SoloSession, current_session
-from resile_learner.training.data.batches import BatchPlan
-from resile_learner.training.data.data_loader import LoaderSettings
-from resile_learner.training.data.fetch import checked_dataset
-from resile_learner.training.data.samplers import planned
-from resile_learner.training.loop import ElasticLoop
-from resile_learner.training.reports import Result
+from resile.training import ElasticLoop, Result
+from resile.training.extend import BatchPlan, LoaderSettings, SoloSession, checked_dataset, current_session, planned
 from resile_shared.errors import UsageError
 
 from ..counting import counted

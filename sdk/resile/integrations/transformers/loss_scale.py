@@ -7,8 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from resile_learner.training.seeds import seeded
-from resile_learner.training.watch.losses import LossIsASum
+from resile.training.extend import LossIsASum, seeded
 from resile_shared.errors import UsageError
 
 TOLERANCE = 1e-3

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 from transformers.trainer_callback import ExportableState, ProgressCallback, TrainerCallback
 
-from resile_learner.messages import Warned
-from resile_learner.session import current_session
-from resile_learner.state.run import extra_states, load_extra_states
+from resile.training.extend import Warned, current_session, extra_states, load_extra_states
 
 from ..callback_state import CallbackState, is_everywhere
 

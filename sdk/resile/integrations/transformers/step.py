@@ -8,10 +8,8 @@ import torch
 from accelerate.state import AcceleratorState, PartialState
 from torch import Tensor, nn
 
-from resile_learner.session import current_session
-from resile_learner.training.backward import Run, handled_backward
-from resile_learner.training.iteration import Iteration
-from resile_learner.training.loop import ElasticLoop
+from resile.training import ElasticLoop, Iteration
+from resile.training.extend import Backward, current_session, handled_backward
 from resile_shared.errors import UsageError
 
 if TYPE_CHECKING:
@@ -88,7 +86,7 @@ class Step:
             items = torch.tensor(num_samples, device=trainer.args.device)
         num_backward = 0
 
-        def handle(loss: Tensor, run: Run) -> None:
+        def handle(loss: Tensor, run: Backward) -> None:
             nonlocal num_backward
             num_backward += 1
             if num_backward == 1:

@@ -14,13 +14,16 @@ from transformers import Trainer, TrainingArguments
 from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import SaveStrategy
 
-from resile_learner.session import SoloSession, current_session
-from resile_learner.training.data.batches import BatchPlan
-from resile_learner.training.data.data_loader import LoaderSettings, read_loader
-from resile_learner.training.data.fetch import checked_dataset
-from resile_learner.training.data.samplers import planned
-from resile_learner.training.loop import ElasticLoop
-from resile_learner.training.reports import Result
+from resile.training import ElasticLoop, Result
+from resile.training.extend import (
+    BatchPlan,
+    LoaderSettings,
+    SoloSession,
+    checked_dataset,
+    current_session,
+    planned,
+    read_loader,
+)
 from resile_shared.errors import UsageError
 
 from ..counting import counted

@@ -9,11 +9,11 @@ from torch import Tensor
 
 from resile_shared.errors import UsageError
 
-Run = Callable[[Tensor], None]
+Backward = Callable[[Tensor], None]
 
 
 @contextmanager
-def handled_backward(handle: Callable[[Tensor, Run], None]) -> Iterator[None]:
+def handled_backward(handle: Callable[[Tensor, Backward], None]) -> Iterator[None]:
     """In this context ``loss.backward()`` calls ``handle(loss, run)``, where ``run`` is PyTorch's own backward pass.
 
     Hooks of parameters cannot do this: a shard's loss is weighted before its backward pass, and the exchange ends

@@ -1,9 +1,9 @@
-"""The loader of an ordinary loop: it yields the shards of this worker, and drives the iterations of `ElasticLoop`.
+"""The loader of an ordinary loop: it yields the shards of this worker, and drives a `Run`.
 
 Made by `prepare`; what each line of a loop's body does is in docs/elastic-training.md.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,21 +16,20 @@ from resile_shared.errors import UsageError
 
 from ..collectives.spec import OtherRound
 from ..session import LEFT, current_session
-from .backward import Run, handled_backward
+from .backward import Backward, handled_backward
 from .clipping import clipping_without_gradients
 from .closures import Closure, Step, StepBackup, SuspendedStep, check_value
 from .data.accumulation import cut_batch
 from .data.batches import BatchPlan
 from .data.data_loader import read_loader
-from .data.fetch import checked_dataset
-from .data.samplers import planned
-from .data.sources import check_stream
+from .data.sources import check_stream, plan_batches
 from .data.stream_reader import is_stream
 from .iteration import EvaluationAbandoned, Iteration
 from .leaving import Departure
-from .loop import ElasticLoop
 from .reports import Result
+from .run import Run
 from .seeds import mix, seed_all
+from .settings import TrainingSettings
 from .watch.losses import check_not_divided
 
 _OUTSIDE = (
@@ -60,16 +59,14 @@ class ElasticLoader:
         model: nn.Module,
         optimizers: Sequence[torch.optim.Optimizer],
         loader: DataLoader[Any],
+        settings: TrainingSettings,
         *,
         accumulate: int | None,
-        num_shards: int | None,
-        micro_batch_size: int | None,
         grad_scaler: torch.amp.GradScaler | None,
-        options: Mapping[str, Any],
     ) -> None:
-        settings = read_loader(loader)
-        self.dataset = settings.dataset
-        self.batch_size = settings.batch_size
+        read = read_loader(loader)
+        self.dataset = read.dataset
+        self.batch_size = read.batch_size
         """The batch size of the loader that `prepare` was given; None with a batch sampler."""
         self._model = model
         self._optimizers = optimizers
@@ -77,38 +74,28 @@ class ElasticLoader:
         if grad_scaler is not None and len(optimizers) > 1:
             raise UsageError("prepare() was given a GradScaler and several optimizers: use torch.bfloat16 without it")
         self._accumulate = accumulate or 1
-        self._seed, self._mode = options["seed"], options["mode"]
-        batch_size, shards = cut_batch(settings.batch_size, accumulate, num_shards)
-        if accumulate is not None and self._mode == "fast" and micro_batch_size is None:
-            micro_batch_size = settings.batch_size
+        batch_size, num_shards = cut_batch(read.batch_size, accumulate, settings.num_shards)
+        micro_batch_size = settings.micro_batch_size
+        if accumulate is not None and settings.is_fast and micro_batch_size is None:
+            micro_batch_size = read.batch_size
+        self._settings = replace(
+            settings,
+            batch_size=batch_size,
+            num_shards=num_shards,
+            micro_batch_size=micro_batch_size,
+            shuffle=read.shuffle,
+            sampler=read.sampler,
+            batch_sampler=read.batch_sampler,
+            drop_last=read.drop_last,
+            collate_fn=read.collate_fn,
+            num_workers=read.num_workers,
+        )
         self._plan: BatchPlan | None = None
-        if is_stream(settings.dataset):
-            check_stream(drop_last=settings.drop_last, num_workers=settings.num_workers)
+        if is_stream(read.dataset):
+            check_stream(drop_last=read.drop_last, num_workers=read.num_workers)
         else:
-            self._plan = planned(
-                len(checked_dataset(settings.dataset, name="training")),
-                batch_size,
-                shards,
-                seed=self._seed,
-                shuffle=settings.shuffle,
-                drop_last=settings.drop_last,
-                sampler=settings.sampler,
-                batch_sampler=settings.batch_sampler,
-            )
-            self._plan = replace(self._plan, micro_batch_size=micro_batch_size)
-        self._options = {
-            **options,
-            "batch_size": batch_size,
-            "num_shards": shards,
-            "micro_batch_size": micro_batch_size,
-            "shuffle": settings.shuffle,
-            "sampler": settings.sampler,
-            "batch_sampler": settings.batch_sampler,
-            "drop_last": settings.drop_last,
-            "collate_fn": settings.collate_fn,
-            "num_workers": settings.num_workers,
-        }
-        self._started: ElasticLoop | None = None
+            self._plan = plan_batches(read.dataset, self._settings)
+        self._started: Run | None = None
         self._iterations: Iterator[Iteration]
         self._iteration: Iteration | None = None
         self._is_fresh = False
@@ -144,8 +131,8 @@ class ElasticLoader:
         """
         if self._started:
             raise UsageError("loader.epochs() was called twice: a script has one training call; name all epochs in one")
-        self._started = ElasticLoop(self._model, self._optimizers, self.dataset, epochs=num_epochs, **self._options)
-        self._started.has_epochs = True
+        settings = replace(self._settings, epochs=num_epochs)
+        self._started = Run(self._model, self._optimizers, self.dataset, settings, has_epochs=True)
         self._iterations = self._started.iterations()
         self._advance()
         self._is_between_epochs = True
@@ -153,7 +140,9 @@ class ElasticLoader:
         while self._iteration is not None:
             opened = self._iteration
             self._is_used, self._epoch = False, opened.epoch
-            seed_all(mix(self._seed, "start of epoch", opened.epoch))  # as on a worker that begins in this epoch
+            seed_all(
+                mix(self._settings.seed, "start of epoch", opened.epoch)
+            )  # as on a worker that begins in this epoch
             try:
                 yield opened.epoch
             except GeneratorExit:  # `break`, `return` or an error: a generator cannot tell which
@@ -184,9 +173,9 @@ class ElasticLoader:
             return
         self._departure.begin_completion()
         if self._is_fresh:
-            self._loop.stop_before()
+            self._run.stop_before()
         elif self.sync_gradients:
-            self._loop.stop()
+            self._run.stop()
         else:
             raise UsageError(
                 f"the loop over the loader was left in the middle of iteration {self._iteration.number}, where each "
@@ -197,7 +186,7 @@ class ElasticLoader:
         self._departure.close()
         if self._iteration is not None:  # a member that has not left the loop handed its state over in a recovery
             raise OtherRound("another worker")
-        if self._loop.result is None:
+        if self._run.result is None:
             raise UsageError(LEFT)
 
     def __iter__(self) -> Iterator[Any]:
@@ -216,8 +205,8 @@ class ElasticLoader:
             self._advance()
         self._is_between_epochs = True
         self._is_behind = self._is_fresh  # its state is that of workers which have run what follows in the script
-        self._loop.received.begin_epoch_end(is_behind=self._is_behind)
-        seed_all(mix(self._seed, "epoch", epoch))  # what follows in the script draws alike on all workers
+        self._run.received.begin_epoch_end(is_behind=self._is_behind)
+        seed_all(mix(self._settings.seed, "epoch", epoch))  # what follows in the script draws alike on all workers
 
     def __len__(self) -> int:
         """The number of batches that this worker is given in an epoch, with as many workers as there are now.
@@ -232,7 +221,7 @@ class ElasticLoader:
             rank, size = view.rank, view.size
         plan = self._started.plan if self._started else self._plan
         batches = [
-            plan.batch(plan.position(number), num_workers=size if self._mode == "fast" else None)
+            plan.batch(plan.position(number), num_workers=size if self._settings.is_fast else None)
             for number in (0, plan.per_epoch - 1)
         ]
         usual, last = (max(1, len(range(*batch.held_by(rank, size)))) for batch in batches)
@@ -276,7 +265,7 @@ class ElasticLoader:
     def _evaluate(self, iteration: Iteration, step: Step, closure: Closure) -> Any:
         self._check_closure()
         if self._step is None:
-            backup = self._loop.closures.begin(self._optimizers[0])
+            backup = self._run.closures.begin(self._optimizers[0])
             self._step = SuspendedStep(step), backup
             if not self._step[0].needs_value():
                 iteration.end_closure()  # refuses a step without an evaluation
@@ -340,42 +329,42 @@ class ElasticLoader:
     @property
     def epoch(self) -> int:
         """The epoch, from 0, that ``epochs()`` has yielded; after the end that of the last iteration."""
-        newest = self._loop.epoch
+        newest = self._run.epoch
         return newest if self._epoch is None else self._epoch
 
     @property
     def iteration(self) -> int:
         """Iterations committed so far: the number of the one under way."""
-        return self._loop.iteration - self._is_behind
+        return self._run.iteration - self._is_behind
 
     @property
     def iterations_total(self) -> int:
         """The number of iterations after which the run ends."""
-        return self._loop.iterations_total
+        return self._run.iterations_total
 
     @property
     def loss(self) -> float | None:
         """The loss of the newest global batch whose gradients were exchanged; None before the first."""
         if self._iteration is not None and self._iteration.loss is not None:
             return self._iteration.loss
-        return self._loop.loss
+        return self._run.state.progress.loss
 
     @property
     def is_lowest_rank(self) -> bool:
         """Whether this worker is, at the moment, the one that should print and write files."""
-        return self._loop.is_lowest_rank
+        return self._run.session.view.rank == 0
 
     @property
     def result(self) -> Result | None:
         """How the run ended; None before its end."""
-        return self._loop.result
+        return self._run.result
 
     def stop(self) -> None:
         """End the run after this iteration: see `ElasticLoop.stop`.
 
         Raises UsageError in a batch that does not complete the iteration.
         """
-        loop = self._loop
+        run = self._run
         if not (
             self._is_fresh
             or self._is_between_epochs
@@ -385,12 +374,12 @@ class ElasticLoader:
         ):
             raise self.remember(
                 UsageError(
-                    f"loader.stop() was called in the middle of iteration {loop.iteration}, where each worker has seen "
+                    f"loader.stop() was called in the middle of iteration {run.iteration}, where each worker has seen "
                     "other batches: write `if loader.sync_gradients and loader.loss < 0.01:` before it, so that all "
                     "workers stop at the same iteration, by the loss of the whole global batch"
                 )
             )
-        loop.stop()
+        run.stop()
 
     def remember(self, refusal: UsageError) -> UsageError:
         """Return ``refusal``, to be raised; if the script catches it, it is raised again when the batch ends."""
@@ -404,7 +393,7 @@ class ElasticLoader:
             self._iteration.raise_refusal()
 
     @property
-    def _loop(self) -> ElasticLoop:
+    def _run(self) -> Run:
         if self._started is None:
             raise UsageError("training has not begun: this is known from loader.epochs() on")
         self.complete_if_left()
@@ -448,7 +437,7 @@ class ElasticLoader:
                     "can be one optimizer with several parameter groups"
                 )
 
-    def _backward(self, iteration: Iteration, loss: Tensor, run: Run) -> None:
+    def _backward(self, iteration: Iteration, loss: Tensor, run: Backward) -> None:
         turn, self._num_losses = self._num_losses, self._num_losses + 1
         if turn >= len(self._optimizers):
             times = "twice" if turn == 1 else f"{turn + 1} times"

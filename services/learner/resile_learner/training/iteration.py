@@ -16,21 +16,19 @@ from resile_shared.errors import ResileError, UsageError
 
 from ..collectives.spec import Abandoned
 from ..collectives.tree import Interval
-from ..phases import Phases
-from .buffers import Buffers, Deltas
-from .data.batches import Batch, Indices
+from ..messages import Warned
+from .buffers import Deltas
+from .data.batches import Indices
 from .data.fetch import Fetched
-from .determinism import Determinism
-from .gradients import Gradients
 from .header import NO_INDICES, ComputedShards, PartialSums, RoundHeader, add_partials, fold_leaves
 from .metric_names import find_partial_metric
 from .noise import SquaredNorms
-from .rounds import RoundResult, Rounds
+from .rounds import RoundResult
 from .seeds import mix, seed_all
 from .stragglers import Pace
-from .watch.body_watch import BodyWatch
 from .watch.losses import NotANumber, check_not_summed
 from .watch.repeatability import ShardFingerprint, check_same_batch, fingerprint, read_twice
+from .workspace import IterationSpec, Workspace
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,44 +58,18 @@ def _remembered(method: Callable[Concatenate["Iteration", P], T]) -> Callable[Co
 class Iteration:
     """One optimizer step over one global batch.
 
-    ``loss`` and ``metrics`` are those of the global batch once `exchange` has returned True.
+    ``loss`` and ``metrics`` are those of the global batch once `exchange` has returned True. ``header`` returns the
+    header of the round that follows so many exchanges of the iteration.
     """
 
-    def __init__(
-        self,
-        number: int,
-        batch: Batch,
-        held: Interval,
-        leaves: Interval,
-        *,
-        seed: int,
-        fetch: Callable[[], Fetched],
-        fetch_again: Callable[[int], Fetched],
-        keeps_shards: bool,
-        gradients: Gradients,
-        buffers: Buffers,
-        rounds: Rounds,
-        phases: Phases,
-        scalers: Sequence[GradScaler],
-        determinism: Determinism,
-        header: Callable[[int], RoundHeader],
-        last: tuple[int, float],
-        measures_noise: bool,
-        turn: int = 0,
-        num_turns: int = 1,
-        is_compared: bool,
-        watch: BodyWatch,
-        on_begin: Callable[[], None],
-        on_exchange: Callable[[], None],
-        on_lost: Callable[[], None],
-    ) -> None:
-        self.number = number
-        self.turn = turn
-        self.is_last_turn = turn == num_turns - 1
-        self.epoch = batch.epoch
-        self.ends_epoch = batch.ends_epoch and self.is_last_turn
-        self.num_samples = len(batch.indices)
-        self.num_shards = batch.num_shards
+    def __init__(self, spec: IterationSpec, workspace: Workspace, header: Callable[[int], RoundHeader]) -> None:
+        self.number = spec.number
+        self.turn = spec.turn
+        self.is_last_turn = spec.is_last_turn
+        self.epoch = spec.batch.epoch
+        self.ends_epoch = spec.batch.ends_epoch and spec.is_last_turn
+        self.num_samples = len(spec.batch.indices)
+        self.num_shards = spec.batch.num_shards
         self.loss: float | None = None
         self.metrics: dict[str, float] = {}
         self.norms: SquaredNorms | None = None
@@ -105,31 +77,19 @@ class Iteration:
         self.first_headers: Sequence[RoundHeader] = ()
         """The headers of the first evaluation, once it is exchanged."""
         self.lost: Abandoned | None = None
-        self._batch = batch
-        self._held = held
-        self._tree_leaves = leaves
-        self._seed = seed
-        self._batch_number = number // num_turns
-        self._fetch = fetch
-        self._fetch_again = fetch_again
-        self._keeps_shards = keeps_shards
-        self._kept: dict[int, Fetched] = {}
-        self._gradients = gradients
-        self._buffers = buffers
-        self._rounds = rounds
-        self._allows_nan = False
-        self._phases = phases
-        self._scalers = scalers
-        self._determinism = determinism
+        self._spec = spec
+        self._workspace = workspace
         self._make_header = header
-        self._last = last
-        self._measures_noise = measures_noise
+        self._batch = spec.batch
+        self._held = spec.held
+        self._gradients = workspace.gradients[spec.turn]
+        self._buffers = workspace.buffers
+        self._phases = workspace.session.phases
+        self._determinism = workspace.determinism
+        self._keeps_shards = spec.keeps_shards
+        self._kept: dict[int, Fetched] = {}
+        self._allows_nan = False
         self._processor = 0.0
-        self._is_compared = is_compared
-        self._watch = watch
-        self._on_begin = on_begin
-        self._on_exchange = on_exchange
-        self._on_lost = on_lost
         self._first_batch: Any = None
         """The batch of shard 0, if that shard is compared."""
         self._first_shard: ShardFingerprint | None = None
@@ -151,13 +111,13 @@ class Iteration:
         self._header = self._make_header(self.num_exchanges)
         self._plan = self._gradients.begin(
             self._batch.num_leaves,
-            self._tree_leaves,
+            self._spec.leaves,
             self.num_held if self._sums_share else None,
-            measures_norms=self._measures_noise,
+            measures_norms=self._spec.measures_noise,
             digests_first=self._compares and self._held.lo == 0 and self.num_held > 0,
         )
         self._buffers.begin(self._plan)
-        self._round = self._rounds.open(
+        self._round = self._workspace.rounds.open(
             self._batch.num_leaves,
             [*self._gradients.partials(self._plan), *self._buffers.partials(self._plan)],
             [*self._gradients.sums(), *self._buffers.sums],
@@ -221,7 +181,7 @@ class Iteration:
             self._phases.enter("data")
             fetched = self._read(leaf)
             if self._compares and leaf == 0:
-                check_same_batch(fetched.batch, read_twice(partial(self._fetch_again, 0)).batch)
+                check_same_batch(fetched.batch, read_twice(partial(self._read_again, 0)).batch)
                 self._first_batch = fetched.batch
             self._indices.append(fetched.indices)
             self._begin_shard(leaf)
@@ -229,25 +189,31 @@ class Iteration:
                 self._gradients.overlap(self._plan, self._round.exchange.push)
             else:
                 self._gradients.expect(self._plan.steps[done])
-            with self._watch.shard(is_last=is_last):
+            with self._workspace.watch.shard(is_last=is_last):
                 yield fetched.batch
             self._check_shard(is_computed=len(self._leaves) == done + 1)
 
     def withdraw(self) -> None:
         """The run ends before this iteration, before any of its shards was taken."""
-        self._rounds.withdraw(self._round)
+        self._workspace.rounds.withdraw(self._round)
 
     @property
     def _compares(self) -> bool:
-        return self._is_compared and self.is_first_evaluation
+        return self._spec.is_compared and self.is_first_evaluation
 
     def _read(self, leaf: int) -> Fetched:
         """Read a shard: again for a later evaluation, since the body may have changed what it was given."""
-        fetched = self._kept.get(leaf) or (self._fetch() if self.is_first_evaluation else self._fetch_again(leaf))
+        fetched = self._kept.get(leaf) or (self._read_next() if self.is_first_evaluation else self._read_again(leaf))
         if not self._keeps_shards:
             return fetched
         self._kept[leaf] = fetched
         return fetched._replace(batch=copy.deepcopy(fetched.batch))
+
+    def _read_next(self) -> Fetched:
+        return self._workspace.source.next_shard(self._spec.position, self.turn, self._spec.view)
+
+    def _read_again(self, leaf: int) -> Fetched:
+        return self._workspace.source.read_again(self._batch, leaf)
 
     @property
     def num_held(self) -> int:
@@ -276,12 +242,12 @@ class Iteration:
         Its backward pass goes through `compute`, but nothing of it counts.
         """
         self._phases.enter("data")
-        read = partial(self._fetch_again, 0)
+        read = partial(self._read_again, 0)
         fetched = read_twice(read) if self._compares else read()
         self._first_batch = fetched.batch
         self._begin_shard(0)
         self._is_spare = True
-        with self._watch.shard(is_last=not self.num_held):
+        with self._workspace.watch.shard(is_last=not self.num_held):
             yield fetched.batch
         self._check_shard(is_computed=not self._is_spare)
 
@@ -307,12 +273,19 @@ class Iteration:
         self._determinism.apply()
         self._buffers.restore()
         self._gradients.clear()
-        seed_all(mix(self._seed, "compute", self._batch_number, leaf))
+        seed_all(mix(self._spec.seed, "compute", self.number // self._spec.num_turns, leaf))
 
     def _begin(self) -> None:
-        if not self.has_begun:
-            self._on_begin()
-            self._determinism.begin_iteration()
+        if self.has_begun:
+            return
+        workspace = self._workspace
+        workspace.received.begin_iteration()
+        workspace.attributes.close()
+        for text in workspace.attributes.warnings():
+            if self._spec.view.rank == 0:
+                workspace.session.report(Warned(worker=self._spec.view.me, message=text))
+        self._buffers.adopt_changed()
+        self._determinism.begin_iteration()
         self.has_begun = True
 
     def backward(self, loss: Tensor, *, scaler: Any = None, **metrics: Tensor | float) -> None:
@@ -321,7 +294,7 @@ class Iteration:
         ``scaler`` is the GradScaler that scales the loss, one of the loop's ``state``. ``metrics`` are means over the
         shard, to be averaged over the global batch.
         """
-        if isinstance(scaler, GradScaler) and not any(scaler is known for known in self._scalers):
+        if isinstance(scaler, GradScaler) and not any(scaler is known for known in self._workspace.scalers):
             raise UsageError(
                 "the GradScaler is not part of the run's state, so that a joining worker would scale otherwise: pass "
                 'it to the training call, as in ElasticLoop(..., state={"scaler": scaler})'
@@ -365,7 +338,7 @@ class Iteration:
         with self._determinism.backward(weighted):
             run(weighted)
         if self._compares:
-            self._watch.on_backward()
+            self._workspace.watch.on_backward()
         step = None if is_spare else self._plan.steps[leaf - self._held.lo]
         deltas = self._buffers.collect(weight=weight, first=leaf == 0, step=step)
         if is_spare:
@@ -392,7 +365,8 @@ class Iteration:
                 "iteration.exchange() was called before all shards were computed: take all of iteration.shards() first"
             )
         self._begin()
-        self._on_exchange()
+        self._workspace.state.note_modes()
+        self._workspace.attributes.open()
         self._gradients.push_rest(self._round.exchange.push)
         if self._first_shard and self._held.lo == 0 and self.num_held:
             self._first_shard = self._first_shard._replace(gradients=self._gradients.first_digest())
@@ -411,7 +385,9 @@ class Iteration:
             self.lost = lost
             if self._is_in_closure:
                 raise EvaluationAbandoned from lost
-            self._on_lost()
+            if not self._spec.has_epochs:
+                self._buffers.restore()
+                self._workspace.received.abandon_iteration()
             return False
         totals = self.outcome.totals
         self.first_headers = self.first_headers or self.outcome.headers
@@ -423,21 +399,21 @@ class Iteration:
         self._determinism.apply()  # the update depends on it as well
         self._buffers.commit(totals.deltas)
         self._gradients.assign(totals.used)
-        if self._measures_noise:
+        if self._spec.measures_noise:
             of_batch = self._gradients.square_of_sums() / self._scale**2
             self.norms = SquaredNorms(self.metrics.pop(SHARD_SQUARES), of_batch)
         self.num_exchanges += 1
-        seed_all(mix(self._seed, "update", self.number))  # whichever shard this worker computed last
+        seed_all(mix(self._spec.seed, "update", self.number))  # whichever shard this worker computed last
         self._phases.enter("callback")
         return True
 
     def _pace(self) -> Pace:
         data, compute, callback = self._phases.take_seconds(("data", "compute", "callback"))
         processor = time.process_time() - self._processor
-        return Pace(len(self._leaves), data, compute, processor, callback, *self._last)
+        return Pace(len(self._leaves), data, compute, processor, callback, *self._spec.last)
 
     def _partials(self) -> Sequence[PartialSums]:
-        squares = self._gradients.squares() if self._measures_noise else []
+        squares = self._gradients.squares() if self._spec.measures_noise else []
 
         def of_leaf(leaf: int) -> PartialSums:
             values, deltas = self._leaves[leaf - self._held.lo]
@@ -453,4 +429,5 @@ class Iteration:
     @property
     def _scale(self) -> float:
         """The scale of the GradScaler, which all gradients of the iteration have; 1 without one."""
-        return float(self._scalers[0].get_scale()) if self._scalers else 1.0
+        scalers = self._workspace.scalers
+        return float(scalers[0].get_scale()) if scalers else 1.0

@@ -26,7 +26,7 @@ from resile_shared.errors import UsageError
 
 from .elastic_loader import ElasticLoader
 from .gates import gate_method, gate_optimizer, gate_schedule
-from .settings import Mode
+from .settings import Mode, TrainingSettings
 
 
 def prepare(
@@ -72,17 +72,17 @@ def prepare(
         model if isinstance(model, nn.Module) else nn.ModuleList(model),
         optimizers,
         loader,
+        TrainingSettings(
+            num_shards=num_shards,
+            micro_batch_size=micro_batch_size,
+            seed=seed,
+            state={**_parts(schedules, grad_scaler), **(state or {})},
+            checkpoint_every=checkpoint_every,
+            mode=mode,
+            threads=threads,
+        ),
         accumulate=accumulate,
-        num_shards=num_shards,
-        micro_batch_size=micro_batch_size,
         grad_scaler=grad_scaler,
-        options={
-            "seed": seed,
-            "state": {**_parts(schedules, grad_scaler), **(state or {})},
-            "checkpoint_every": checkpoint_every,
-            "mode": mode,
-            "threads": threads,
-        },
     )
 
     for turn, each in enumerate(optimizers):

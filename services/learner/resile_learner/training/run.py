@@ -1,0 +1,429 @@
+"""A training run on one worker: what it owns, and what happens in an iteration, in order.
+
+`ElasticLoop`, `ElasticLoader` and the integrations drive a run; what they add is how a script sees it.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from resile_shared.errors import ResileError, UsageError
+
+from ..checkpoint.checkpointer import Checkpointer
+from ..collectives.tree import ranges
+from ..messages import Ready
+from ..session import Session, current_session
+from ..state.facts import Facts
+from ..state.run import RunState, Stateful
+from .attributes import ScriptAttributes
+from .batch_schedule import BatchSchedule, declared_range
+from .buffers import Buffers
+from .closures import ClosureSteps
+from .data.batches import BatchPlan, Position
+from .data.sources import open_source
+from .determinism import Determinism, Reproducibility, deterministic
+from .digest import RollingDigest, params_sha256
+from .gradients import gradients_of
+from .header import RoundHeader
+from .iteration import Iteration
+from .learning_rate import LearningRateScale
+from .noise import NoiseScale
+from .prewarm import prewarm_devices, prewarm_optimizer
+from .protocol import TrainingProtocol
+from .received import ReceivedState
+from .reports import Result
+from .rounds import Rounds
+from .scalers import prepared_scalers
+from .seeds import mix, seed_all
+from .settings import TrainingSettings, facts_of
+from .validation import open_validator
+from .watch.optimizer_watch import optimizer_parts
+from .watch.repeatability import NewMembers, is_compared_in_epoch, is_compared_iteration
+from .watch.script_watch import ScriptWatch
+from .workspace import IterationSpec, Workspace
+
+
+class Run:
+    """One training run. ``has_epochs``: the script has code of its own around the epochs, as with `ElasticLoader`.
+
+    Raises UsageError for settings that cannot work.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        dataset: Any,
+        settings: TrainingSettings,
+        *,
+        has_epochs: bool = False,
+    ) -> None:
+        self.model = model
+        self.optimizers = list(optimizers)
+        self.settings = settings
+        self.session: Session = current_session()
+        self.open: Iteration | None = None
+        """The newest iteration that `iterations` has yielded."""
+        self._dataset = dataset
+        self._has_epochs = has_epochs
+        self._has_started = False
+        self._equal: dict[str, object] = {}
+        """Further settings of the script that must be equal on all workers."""
+        self._last_members: tuple[int, ...] = ()
+        """The members of the newest iteration that was committed on this worker."""
+        self._source = open_source(dataset, settings, num_turns=self._num_turns, position=lambda: self._position)
+        self._reproducibility = Reproducibility(settings.mode)
+        self._schedule = self._open_schedule()
+        self._parameters = list(model.parameters())
+        self._gradients = gradients_of(self.optimizers, self._parameters)
+        self._digest = RollingDigest(self._parameters)
+        self._noise = NoiseScale()
+        self._buffers = Buffers(model)
+        # With a batch that changes, there may be more iterations than a schedule was made for.
+        self._watch = ScriptWatch(
+            model,
+            self.optimizers,
+            settings.state,
+            mode=settings.mode,
+            has_fixed_length=settings.batch_range is None and self._source.has_known_length,
+        )
+        self._new_members = NewMembers()
+        self.closures = ClosureSteps(self.optimizers, self._watch.optimizers, self._buffers, lambda: self.open)
+        self.attributes = ScriptAttributes(model, self.optimizers)
+        self.received = ReceivedState(
+            model,
+            self.optimizers,
+            self.attributes,
+            settings.state,
+            iteration=lambda: self.iteration,
+            has_begun_iteration=lambda: self._has_begun,
+        )
+        self._validator = open_validator(
+            settings.validation,
+            model,
+            self.plan,
+            seed=settings.seed,
+            buffers=self._buffers,
+            attributes=self.attributes,
+        )
+        if settings.batch_range:
+            first = self.plan.batch_size
+            for each in self.optimizers:
+                LearningRateScale(each, settings.learning_rate_rule, lambda: self.plan.batch_size / first)
+        self._scalers = prepared_scalers(settings.state, self._parameters)
+        self.ledger = self._source.ledger()
+        self.state = RunState(model, self._parts(), settings.state, after_load=self._on_load)
+        self._checkpoints = Checkpointer(self.session, every=settings.checkpoint_every)
+        self._protocol = TrainingProtocol(
+            self.session,
+            self,
+            self.state,
+            ledger=self.ledger,
+            rounds=Rounds(self.session, self._buffers),
+            checkpoints=self._checkpoints,
+            schedule=self._schedule,
+            validator=self._validator,
+        )
+        self._count_iterations()
+
+    def require_equal(self, **settings: object) -> None:
+        """Before the first iteration: name further settings of the script that must be equal on all workers."""
+        self._equal |= settings
+
+    def iterations(self) -> Iterator[Iteration]:
+        """Take part in the run to its end: yield each iteration, which is committed when the next one is asked for.
+
+        The caller computes and exchanges it, and steps the optimizer.
+        """
+        if self._has_started:
+            raise UsageError(
+                "this loop has run already: a script has one training call; raise `epochs` to train longer"
+            )
+        self._has_started = True
+        with ExitStack() as stack:
+            determinism = stack.enter_context(deterministic(self._reproducibility, threads=self.settings.threads))
+            stack.callback(self._checkpoints.close)
+            stack.callback(self._source.restart)
+            stack.enter_context(self._watch.watching(self._may_update))
+            self.state.facts = self._facts()
+            self._prewarm()
+            try:
+                yield from self._protocol.run(self._ready(), partial(self._iterate, self._workspace(determinism)))
+            except ResileError as error:
+                self.session.failure = error
+                raise
+
+    def _iterate(self, workspace: Workspace) -> Iterator[Iteration]:
+        """One iteration. Raises Abandoned if a member was lost in it."""
+        phases, view, position, turn = self.session.phases, self.session.view, self._position, self._turn
+        self._watch.check_unchanged(
+            epochs=self.settings.epochs, iteration=self.iteration, iterations_total=self.iterations_total
+        )
+
+        phases.enter("data")
+        self._source.resize(self._schedule.next(self.iteration, ordered=view.batch_size))
+        batch = self._source.batch(position, view)
+        self._count_iterations()
+
+        are_all_compared = self._is_comparison_due and not self.settings.is_fast
+        self._watch.begin_iteration(is_compared=are_all_compared)
+        self._buffers.begin_iteration(compares_values=self._is_comparison_due or view.workers != self._last_members)
+        spec = IterationSpec(
+            number=self.iteration,
+            batch=batch,
+            position=position,
+            turn=turn,
+            num_turns=self._num_turns,
+            view=view,
+            seed=self.settings.seed,
+            is_compared=are_all_compared or (self._new_members.takes_part(view) and not self.settings.is_fast),
+            keeps_shards=self.closures.are_used,
+            has_epochs=self._has_epochs,
+            last=self._protocol.reports.last,
+        )
+        is_new = self._new_members.is_new and spec.held.hi > spec.held.lo
+        self.open = iteration = Iteration(
+            spec, workspace, partial(self._header, compares_state=self._compares_state, is_new=is_new)
+        )
+        steps = self._watch.steps[turn]
+
+        self.received.open_iteration(is_in_epoch=self._has_epochs and (position.sample > 0 or turn > 0))
+        self.attributes.begin()
+        phases.enter("callback")
+        yield iteration
+        phases.enter("waiting")
+
+        if self.iteration == self.iterations_total:  # the script has ended the run before this iteration
+            iteration.withdraw()
+            return
+        iteration.raise_refusal()
+        may_skip = bool(self._scalers) or iteration.outcome is None
+        self._watch.optimizers[turn].check_steps(before=steps, is_lost=iteration.lost is not None, may_skip=may_skip)
+        if iteration.lost:
+            raise iteration.lost
+        if iteration.outcome is None:
+            raise UsageError(
+                "the body of the loop ended without iteration.exchange(): call it once, after the last shard"
+            )
+        self._watch.buffers.check(compares_caches=are_all_compared)
+        self._watch.body.end_iteration(ends_epoch=iteration.ends_epoch)
+
+        if iteration.norms:
+            self._noise.add(iteration.norms, num_samples=iteration.num_samples, num_shards=iteration.num_computed)
+        self._last_members = view.workers
+        self._new_members.on_round(
+            view,
+            [header.is_new for header in iteration.first_headers],
+            [header.computed.first_shard for header in iteration.first_headers],
+        )
+        self._protocol.commit(
+            batch,
+            iteration.outcome,
+            loss=iteration.loss,
+            metrics=iteration.metrics,
+            noise_scale=self._noise.value,
+            num_turns=self._num_turns,
+        )
+
+    def stop(self) -> None:
+        """End the run after the open iteration, on all workers alike."""
+        if not self.result:  # of others, for a worker that was behind at the end
+            self.state.progress.iterations_total = self.iteration + 1
+
+    def stop_before(self) -> None:
+        """End the run before the open iteration, before any of its shards was taken, on all workers alike."""
+        self.state.progress.iterations_total = self.iteration
+
+    @property
+    def plan(self) -> BatchPlan:
+        """The batches of an epoch."""
+        return self._source.plan
+
+    @property
+    def iteration(self) -> int:
+        """Iterations committed so far: the number of the next one."""
+        return self.state.progress.iteration
+
+    @property
+    def iterations_total(self) -> int:
+        """The number of iterations after which the run ends; an estimate if the batch may change."""
+        return self.state.progress.iterations_total
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, from 0, of the open iteration; between iterations and after the end, that of the newest one."""
+        progress = self.state.progress
+        is_open = self.open is not None and self.open.number == progress.iteration
+        return progress.epoch if is_open else progress.last_epoch
+
+    @property
+    def result(self) -> Result | None:
+        """How the run ended; None before its end."""
+        return self._protocol.result
+
+    @property
+    def reproducibility(self) -> str:
+        """Whether the parameters are the same bits in every run of this kind; if not, why."""
+        return str(self._reproducibility)
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """Operations without a deterministic form that this worker knows of."""
+        return self._reproducibility.operations
+
+    def digest(self, round_: int) -> int:
+        """A check of the parameters with which round ``round_`` begins, to be compared with the other members'."""
+        return self._digest.at(round_) ^ mix("steps", *self._watch.steps, self._schedule.current)
+
+    def discard_round(self) -> None:
+        """Undo what the abandoned round has changed."""
+        self._buffers.restore()
+        self.received.restore()
+
+    def begin_membership(self) -> None:
+        """From now on this worker holds other shards of each batch."""
+        self._source.restart()
+
+    def begin_iteration(self, iteration: int) -> None:
+        """The state before ``iteration`` is in place: it was committed, received or loaded."""
+        seed_all(mix(self.settings.seed, "between", iteration))
+
+    def params_sha256(self) -> str:
+        """The digest of the final parameters."""
+        return params_sha256(self.model)
+
+    def state_facts(self) -> Facts:
+        """What must be equal on all members beside the parameters: the parts of the script's own state."""
+        return self._watch.state_facts()
+
+    def _open_schedule(self) -> BatchSchedule:
+        batch_range = self.settings.batch_range
+        return BatchSchedule(
+            self.plan.batch_size,
+            declared_range(batch_range, num_shards=self.plan.num_shards) if batch_range else None,
+            replayed=self.session.batches,
+            has_fixed_length=batch_range is None and self._source.has_known_length,
+        )
+
+    def _parts(self) -> Mapping[str, Stateful]:
+        """The parts of the run's state beside the model and the script's own."""
+        return {
+            **optimizer_parts(self.optimizers, self._watch.optimizers),
+            "ledger": self.ledger,
+            "reproducibility": self._reproducibility,
+            "batches": self._schedule,
+            "noise": self._noise,
+            "attributes": self.attributes,
+            "received": self.received,
+            **self._source.parts,
+            **({"validation": self._validator} if self._validator else {}),
+        }
+
+    def _facts(self) -> Facts:
+        validation = self.settings.validation
+        selection = {"selection": validation.selection} if validation and validation.selection else {}
+        return facts_of(
+            {**self.settings.facts(self.plan), **selection, **self._equal, "packages": self.session.packages},
+            model=self.model,
+            dataset=self._dataset,
+            num_validation_samples=self._validator.num_samples if self._validator else 0,
+            is_fast=self.settings.is_fast,
+            known_probes=self.session.known_probes,
+        )
+
+    def _workspace(self, determinism: Determinism) -> Workspace:
+        return Workspace(
+            session=self.session,
+            source=self._source,
+            state=self.state,
+            rounds=self._protocol.rounds,
+            gradients=self._gradients,
+            buffers=self._buffers,
+            attributes=self.attributes,
+            received=self.received,
+            scalers=self._scalers,
+            watch=self._watch.body,
+            determinism=determinism,
+        )
+
+    def _ready(self) -> Ready:
+        return Ready(
+            worker=0,
+            iterations_total=self.iterations_total,
+            num_shards=self.plan.num_shards,
+            batch_size=self._schedule.current,
+            batch_range=None if self.session.batches else self._schedule.batch_range,
+            epochs=self.settings.epochs,
+            samples=self.plan.num_samples,
+            bits=self.reproducibility,
+            has_fixed_length=self._schedule.has_fixed_length,
+            micro_batch_size=self.plan.micro_batch_size,
+        )
+
+    def _prewarm(self) -> None:
+        """As a joiner, touch memory while the others still train without this worker, not while they wait for it."""
+        expected = self.session.expected
+        if expected is None:
+            return
+        self._watch.rely_on_members()
+        prewarm_devices(self.state.devices)
+        num_leaves = expected.size if self.settings.is_fast else self.plan.num_shards
+        for gradients, optimizer in zip(self._gradients, self.optimizers, strict=True):
+            plan = gradients.begin(num_leaves, ranges(num_leaves, expected.size)[expected.rank])
+            self._buffers.begin(plan)
+            prewarm_optimizer(optimizer)
+
+    @property
+    def _num_turns(self) -> int:
+        """The number of iterations of each batch: one for each optimizer."""
+        return len(self.optimizers)
+
+    @property
+    def _turn(self) -> int:
+        return self.state.progress.turn
+
+    @property
+    def _position(self) -> Position:
+        return Position(self.state.progress.epoch, self.state.progress.sample)
+
+    @property
+    def _has_begun(self) -> bool:
+        return self.open is not None and self.open.number == self.iteration and self.open.has_begun
+
+    @property
+    def _is_comparison_due(self) -> bool:
+        """Whether all workers compare what they compute in the next iteration, which is rare."""
+        starts = self._position.sample == 0 and is_compared_in_epoch(self._position.epoch)
+        return starts or is_compared_iteration(self.iteration // self._num_turns)
+
+    @property
+    def _compares_state(self) -> bool:
+        """Whether the parts of the state are compared before the next iteration: alike on all members."""
+        return self._position.sample == 0 or is_compared_iteration(self.iteration // self._num_turns)
+
+    def _may_update(self) -> bool:
+        return self.open is None or self.open.is_exchanged or not self.open.has_begun
+
+    def _on_load(self) -> None:
+        self._buffers.adopt()
+        self.received.on_load()
+
+    def _header(self, num_exchanges: int, *, compares_state: bool, is_new: bool) -> RoundHeader:
+        """The header of the iteration's first round or, in a closure, of the one after ``num_exchanges``."""
+        facts = self._watch.facts(
+            self._buffers, self.iteration, num_exchanges, compares_state=compares_state and not num_exchanges
+        )
+        facts |= self._source.facts_of_batch()
+        return self._protocol.header(next_iteration=self.iteration + 1, facts=facts, is_new=is_new)
+
+    def _count_iterations(self) -> None:
+        """Find out how many iterations there will be, now that the next batch is known."""
+        progress = self.state.progress
+        end = self._schedule.iterations_total(self.iteration, self.plan, self._position, epochs=self.settings.epochs)
+        num_batches = end - self.iteration
+        total = self.iteration + num_batches * self._num_turns - progress.turn
+        progress.iterations_total = min(total, self.settings.max_iterations or total)
