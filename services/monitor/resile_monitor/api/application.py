@@ -19,6 +19,7 @@ from .hosts import Hosts
 from .jobs import Jobs
 from .logs import Logs
 from .models import Models
+from .operations import routes_of
 from .packages import Packages
 from .page import Page
 from .policy import Policy
@@ -35,7 +36,7 @@ from .webhooks import Webhooks
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 3.0
-_PARTS = (
+PARTS = (
     *(Jobs, Hosts, Policy, Tenants, Usage, Slots, Packages),
     *(Downloads, Events, Logs, Models, DatasetViews, Webhooks, TraceViews),
 )
@@ -83,8 +84,8 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
     made.add_routes([web.get("/healthz", healthz), web.get("/readyz", readyz)])
     made.add_routes(sessions.routes())
     made.add_routes(Page().routes())
-    for part in _PARTS:
-        made.add_routes(part(pool).routes())
+    for part in PARTS:
+        made.add_routes(routes_of(part(pool)))
     made.on_shutdown.append(close)
     return made
 

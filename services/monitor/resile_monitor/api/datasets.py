@@ -14,6 +14,7 @@ from resile_shared.messages.datasets import Dataset, DatasetName
 from resile_shared.storage.dataset_sources import Listing, list_source
 from resile_shared.storage.objects import MissingObjectError
 
+from .operations import Operation
 from .pool import Pool
 from .problems import ProblemError
 from .requests import answer, build, read_body, read_key
@@ -32,21 +33,17 @@ class DatasetViews:
         self._pool = pool
         self._threads = ThreadPoolExecutor(NUM_THREADS, thread_name_prefix="sources")
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
-        return [
-            web.get("/v1/datasets", self._list),
-            web.get("/v1/datasets/{dataset}", self._show),
-            web.put("/v1/datasets/{dataset}", self._add),
-            web.delete("/v1/datasets/{dataset}", self._remove),
-        ]
-
+    @Operation("get", "/v1/datasets", "All datasets", DatasetList)
     async def _list(self, _: web.Request) -> web.Response:
         return answer(DatasetList(datasets=await asyncio.to_thread(self._registered)))
 
+    @Operation("get", "/v1/datasets/{dataset}", "A dataset as it was registered", Dataset)
     async def _show(self, request: web.Request) -> web.Response:
         return answer(await asyncio.to_thread(self._find, request.match_info["dataset"]))
 
+    @Operation(
+        "put", "/v1/datasets/{dataset}", "Register a dataset as it is now", Dataset, body=NewDataset, is_keyed=False
+    )
     async def _add(self, request: web.Request) -> web.Response:
         name = _checked(request.match_info["dataset"])
         body = await read_body(request, NewDataset)
@@ -62,6 +59,7 @@ class DatasetViews:
         await asyncio.to_thread(self._pool.storage.put, _key(name), [dataset.model_dump_json().encode()])
         return answer(dataset)
 
+    @Operation("delete", "/v1/datasets/{dataset}", "Remove a dataset; its files stay", Empty)
     async def _remove(self, request: web.Request) -> web.Response:
         await asyncio.to_thread(self._delete, _checked(request.match_info["dataset"]), read_key(request))
         return answer(Empty())

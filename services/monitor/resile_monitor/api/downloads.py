@@ -14,6 +14,7 @@ from resile_shared.messages.message import Message
 from resile_shared.storage.model_files import ModelFormat, key_of
 from resile_shared.storage.objects import MissingObjectError, ObjectChanged, ObjectSnapshot, ObjectStorage
 
+from .operations import Operation
 from .pool import Pool
 from .problems import ProblemError
 from .requests import read_query
@@ -35,14 +36,7 @@ class Downloads:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
-        return [
-            web.get("/v1/jobs/{job}/code", self._code, allow_head=False),
-            web.get("/v1/jobs/{job}/model", self._model, allow_head=False),
-            web.get("/v1/jobs/{job}/output", self._output, allow_head=False),
-        ]
-
+    @Operation("get", "/v1/jobs/{job}/model", "The final model", "application/octet-stream", query=ModelQuery)
     async def _model(self, request: web.Request) -> web.StreamResponse:
         query = read_query(request, ModelQuery)
         record = await self._pool.record(request.match_info["job"])
@@ -55,6 +49,7 @@ class Downloads:
         key = f"jobs/{record.job}/{key_of(record.completed.model, query.format)}"
         return await self._send_object(request, key, f"{record.job}.{query.format}", "application/octet-stream")
 
+    @Operation("get", "/v1/jobs/{job}/code", "The folder of code that was submitted", "application/gzip")
     async def _code(self, request: web.Request) -> web.StreamResponse:
         record = await self._pool.record(request.match_info["job"])
         try:
@@ -70,6 +65,7 @@ class Downloads:
         response.content_length = snapshot.num_bytes
         return await _send(request, response, _pieces(snapshot))
 
+    @Operation("get", "/v1/jobs/{job}/output", "What the workers wrote to RESILE_OUTPUT_DIR", "application/x-tar")
     async def _output(self, request: web.Request) -> web.StreamResponse:
         job = (await self._pool.record(request.match_info["job"])).job
         folder = f"jobs/{job}/output/"

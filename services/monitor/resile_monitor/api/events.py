@@ -16,6 +16,7 @@ from resile_shared.messages.reports import Report
 
 from .following import follow, newest
 from .logs import log_entries
+from .operations import Operation
 from .pool import Pool
 from .reading import Reading
 from .requests import answer, read_query
@@ -42,10 +43,7 @@ class Events:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
-        return [web.get("/v1/events", self._events, allow_head=False)]
-
+    @Operation("get", "/v1/events", "Events of the pool", EventList, query=EventQuery, streams=EventView)
     async def _events(self, request: web.Request) -> web.StreamResponse:
         query = read_query(request, EventQuery)
         readings = self._readings()

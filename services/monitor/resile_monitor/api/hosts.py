@@ -5,12 +5,13 @@ import re
 
 from aiohttp import web
 
-from resile_shared.http.api import Admission, DrainHost, Empty, JoinHost
+from resile_shared.http.api import Admission, DrainHost, Empty, HostList, HostView, JoinHost
 from resile_shared.messages.commands import HostDrain
 from resile_shared.messages.hosts import HostState
 from resile_shared.storage.objects import PROBE
 from resile_shared.version import VERSION, describe_mismatch
 
+from .operations import Operation
 from .pool import Pool
 from .problems import ProblemError
 from .requests import answer, read_body, read_key
@@ -24,21 +25,15 @@ class Hosts:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
-        return [
-            web.get("/v1/hosts", self._list),
-            web.get("/v1/hosts/{host}", self._view),
-            web.post("/v1/hosts/{host}/drain", self._drain),
-            web.post("/v1/hosts/{host}/join", self._join),
-        ]
-
+    @Operation("get", "/v1/hosts", "All hosts, and what runs on their slots", HostList)
     async def _list(self, _: web.Request) -> web.Response:
         return answer(self._pool.projection.hosts())
 
+    @Operation("get", "/v1/hosts/{host}", "One host", HostView)
     async def _view(self, request: web.Request) -> web.Response:
         return answer(await self._pool.host(request.match_info["host"]))
 
+    @Operation("post", "/v1/hosts/{host}/drain", "Free a host of workers", Empty, body=DrainHost)
     async def _drain(self, request: web.Request) -> web.Response:
         body = await read_body(request, DrainHost)
         host = (await self._pool.host(request.match_info["host"])).id
@@ -46,6 +41,9 @@ class Hosts:
         await self._pool.ask("host", "drain", command, target=host, key=read_key(request))
         return answer(Empty())
 
+    @Operation(
+        "post", "/v1/hosts/{host}/join", "What a new host's agent needs", Admission, body=JoinHost, is_keyed=False
+    )
     async def _join(self, request: web.Request) -> web.Response:
         body = await read_body(request, JoinHost)
         host = request.match_info["host"]

@@ -14,6 +14,7 @@ from resile_shared.messages.logs import LogLines
 from resile_shared.messages.message import Message
 
 from .following import follow, newest
+from .operations import Operation
 from .pool import Pool
 from .reading import Reading
 from .requests import answer, read_query
@@ -32,10 +33,7 @@ class Logs:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
-        return [web.get("/v1/jobs/{job}/logs", self._logs, allow_head=False)]
-
+    @Operation("get", "/v1/jobs/{job}/logs", "What the workers printed", LogList, query=LogQuery, streams=LogEntry)
     async def _logs(self, request: web.Request) -> web.StreamResponse:
         query = read_query(request, LogQuery)
         job = (await self._pool.record(request.match_info["job"])).job

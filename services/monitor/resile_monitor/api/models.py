@@ -2,7 +2,10 @@
 
 from aiohttp import web
 
+from resile_shared.http.api import ModelList
+
 from ..models import models
+from .operations import Operation
 from .pool import Pool
 from .requests import answer
 
@@ -13,9 +16,6 @@ class Models:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
-        return [web.get("/v1/models", self._list)]
-
+    @Operation("get", "/v1/models", "The models of completed jobs", ModelList)
     async def _list(self, _: web.Request) -> web.Response:
         return answer(models(self._pool.projection.records()))

@@ -12,6 +12,7 @@ from resile_shared.http.api import PackageView
 from resile_shared.storage.archives import InvalidArchive, check_archive
 from resile_shared.storage.objects import MissingObjectError, ObjectStorage
 
+from .operations import Operation
 from .pool import Pool
 from .problems import Code, ProblemError
 from .requests import answer, body_time
@@ -33,10 +34,15 @@ class Packages:
         self._max_bytes = pool.max_package_bytes
         self._checks = asyncio.Semaphore(MAX_CHECKS)
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
-        return [web.post("/v1/packages", self._take)]
-
+    @Operation(
+        "post",
+        "/v1/packages",
+        "Store a folder of code",
+        PackageView,
+        status=201,
+        body="application/gzip",
+        is_keyed=False,
+    )
     async def _take(self, request: web.Request) -> web.Response:
         if (request.content_length or 0) > self._max_bytes:
             raise self._too_large()

@@ -2,9 +2,10 @@
 
 from aiohttp import web
 
-from resile_shared.http.api import NewPolicy
+from resile_shared.http.api import NewPolicy, PolicyView
 from resile_shared.messages.commands import PoolPolicy
 
+from .operations import Operation
 from .pool import Pool
 from .requests import answer, read_body, read_key
 
@@ -15,13 +16,11 @@ class Policy:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
-        return [web.get("/v1/policy", self._view), web.put("/v1/policy", self._change)]
-
+    @Operation("get", "/v1/policy", "How jobs share the slots of the pool", PolicyView)
     async def _view(self, _: web.Request) -> web.Response:
         return answer(await self._pool.policy())
 
+    @Operation("put", "/v1/policy", "Change how jobs share slots", PolicyView, body=NewPolicy)
     async def _change(self, request: web.Request) -> web.Response:
         body = await read_body(request, NewPolicy)
         command = PoolPolicy(policy=body.policy, preemption=body.preemption)

@@ -3,8 +3,10 @@
 from aiohttp import web
 from pydantic import Field
 
+from resile_shared.http.slots import SlotsView
 from resile_shared.messages.message import Message
 
+from .operations import Operation
 from .pool import Pool, bus_timeout
 from .requests import answer, read_query
 
@@ -25,10 +27,7 @@ class Slots:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
-        return [web.get("/v1/slots", self._view)]
-
+    @Operation("get", "/v1/slots", "Who held how many slots over time, thinned", SlotsView, query=SlotsQuery)
     async def _view(self, request: web.Request) -> web.Response:
         query = read_query(request, SlotsQuery)
         async with bus_timeout("the monitor still reads the events that were stored before it started: try again"):

@@ -2,9 +2,10 @@
 
 from aiohttp import web
 
-from resile_shared.http.api import NewTenant
+from resile_shared.http.api import NewTenant, TenantList
 from resile_shared.messages.commands import TenantDelete, TenantSet
 
+from .operations import Operation
 from .pool import Pool
 from .requests import answer, build, read_body, read_key
 
@@ -15,22 +16,17 @@ class Tenants:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
-        return [
-            web.get("/v1/tenants", self._list),
-            web.put("/v1/tenants/{tenant}", self._change),
-            web.delete("/v1/tenants/{tenant}", self._delete),
-        ]
-
+    @Operation("get", "/v1/tenants", "The tenants of the pool, and what each gets", TenantList)
     async def _list(self, _: web.Request) -> web.Response:
         return answer(await self._pool.tenants())
 
+    @Operation("put", "/v1/tenants/{tenant}", "Change what a tenant gets", TenantList, body=NewTenant)
     async def _change(self, request: web.Request) -> web.Response:
         body = await read_body(request, NewTenant)
         command = build(TenantSet, {"tenant_id": request.match_info["tenant"], **body.model_dump()})
         return answer(await self._pool.change_tenant("set", command, key=read_key(request)))
 
+    @Operation("delete", "/v1/tenants/{tenant}", "Reset a tenant to the defaults", TenantList)
     async def _delete(self, request: web.Request) -> web.Response:
         command = build(TenantDelete, {"tenant_id": request.match_info["tenant"]})
         return answer(await self._pool.change_tenant("delete", command, key=read_key(request)))

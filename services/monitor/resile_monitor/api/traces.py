@@ -2,10 +2,11 @@
 
 from aiohttp import web
 
-from resile_shared.http.api import ChangeList, Empty, NewAttack
+from resile_shared.http.api import ChangeList, Empty, NewAttack, TraceView
 from resile_shared.telemetry.traces import add_to
 
 from ..changes import ATTACK, changes_of
+from .operations import Operation
 from .pool import Pool
 from .problems import ProblemError
 from .requests import answer, read_body
@@ -17,19 +18,13 @@ class TraceViews:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
-        return [
-            web.get("/v1/jobs/{job}/changes", self._changes),
-            web.get("/v1/traces/{trace}", self._trace),
-            web.post("/v1/traces/{trace}/attacks", self._attack),
-        ]
-
+    @Operation("get", "/v1/jobs/{job}/changes", "What changed, how long it took, and why", ChangeList)
     async def _changes(self, request: web.Request) -> web.Response:
         record = await self._pool.record(request.match_info["job"])
         history = await self._pool.traced_history(record)
         return answer(ChangeList(changes=changes_of(record.job, record.spec.name, history, self._pool.traces)))
 
+    @Operation("get", "/v1/traces/{trace}", "The steps of one change", TraceView)
     async def _trace(self, request: web.Request) -> web.Response:
         name = request.match_info["trace"]
         view = self._pool.traces.view(name)
@@ -37,6 +32,14 @@ class TraceViews:
             raise _not_kept(name)
         return answer(view)
 
+    @Operation(
+        "post",
+        "/v1/traces/{trace}/attacks",
+        "Add an attack to the change it caused",
+        Empty,
+        body=NewAttack,
+        is_keyed=False,
+    )
     async def _attack(self, request: web.Request) -> web.Response:
         name = request.match_info["trace"]
         body = await read_body(request, NewAttack)

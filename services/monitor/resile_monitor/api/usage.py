@@ -5,10 +5,12 @@ import time
 from aiohttp import web
 from pydantic import Field
 
+from resile_shared.http.api import UsageView
 from resile_shared.messages.message import Id, Message, at
 from resile_shared.messages.usage import HOURS_KEPT
 
 from ..usage import usage_view
+from .operations import Operation
 from .pool import Pool
 from .requests import answer, read_query
 
@@ -31,10 +33,7 @@ class Usage:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
-        return [web.get("/v1/usage", self._view)]
-
+    @Operation("get", "/v1/usage", "What was used, by tenant and job", UsageView, query=UsageQuery)
     async def _view(self, request: web.Request) -> web.Response:
         query = read_query(request, UsageQuery)
         removed = await self._pool.removed_usage()

@@ -13,6 +13,7 @@ from resile_shared.http.api import Empty, NewWebhook, WebhookCreated, WebhookLis
 from resile_shared.messages.jobs import JobEvent
 from resile_shared.messages.webhooks import MAX_WEBHOOKS, SECRET_PREFIX, Webhook
 
+from .operations import Operation
 from .pool import Pool, bus_timeout
 from .problems import ProblemError
 from .requests import answer, read_body, read_key
@@ -27,20 +28,14 @@ class Webhooks:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    def routes(self) -> list[web.RouteDef]:
-        """Return the routes."""
-        return [
-            web.get("/v1/webhooks", self._list),
-            web.post("/v1/webhooks", self._add),
-            web.delete("/v1/webhooks/{webhook}", self._remove),
-        ]
-
+    @Operation("get", "/v1/webhooks", "All webhooks", WebhookList)
     async def _list(self, _: web.Request) -> web.Response:
         found = sorted((await self._entries()).values(), key=lambda entry: (entry.value.created, entry.key))
         return answer(
             WebhookList(webhooks=tuple(WebhookView.model_validate(entry.value.model_dump()) for entry in found))
         )
 
+    @Operation("post", "/v1/webhooks", "Add a webhook", WebhookCreated, status=201, body=NewWebhook)
     async def _add(self, request: web.Request) -> web.Response:
         body = await read_body(request, NewWebhook)
         key = read_key(request)
@@ -77,6 +72,7 @@ class Webhooks:
             return entry.value
         return webhook
 
+    @Operation("delete", "/v1/webhooks/{webhook}", "Remove a webhook", Empty)
     async def _remove(self, request: web.Request) -> web.Response:
         id_, key = request.match_info["webhook"], read_key(request)
         message_id = f"webhook.delete:{id_}:{key}" if key else ""
