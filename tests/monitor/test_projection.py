@@ -5,8 +5,9 @@ from hypothesis import strategies as st
 
 from resile_monitor.projection import Projection
 from resile_shared.http.api import JobView
+from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.hosts import HostState, WorkerExit
-from resile_shared.messages.jobs import JobRecord, JobState
+from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import BatchStep, CheckpointSaved, Failed, Report, Warned
 
@@ -174,3 +175,32 @@ def test_nothing_runs_on_a_host_that_is_lost() -> None:
     projection.beat(beat(worker(0)))
     projection.store_host("host-1", host(state=HostState.LOST, reason="silent"), revision=1)
     assert slots(projection) == [(None, None, None), (None, None, None)]
+
+
+def test_all_that_was_chosen_at_the_submission_is_shown_but_the_values_of_variables() -> None:
+    """Each field of a spec, also one that is added later, is shown apart or among the settings."""
+    dataset = Dataset(name="mnist", uri="s3://data/mnist", version="0" * 64, num_files=1, num_bytes=5)
+    chosen = {
+        "env": {"TOKEN": "secret", "B": "1"},
+        "requirements": ("einops>=0.8", "x==1"),
+        "data": (dataset,),
+        "mounts": ("/data/a",),
+        "sizes": (1, 2, 4),
+        "placement": "spread",
+        "group": "gpu=h200",
+        "restartable": True,
+    }
+    view = shown(job().model_copy(update={"spec": job().spec.model_copy(update=chosen)}))
+    assert view.settings == {
+        "env": "TOKEN, B",
+        "requirements": "einops>=0.8, x==1",
+        "data": "mnist",
+        "mounts": "/data/a",
+        "sizes": "1, 2, 4",
+        "placement": "spread",
+        "group": "gpu=h200",
+        "restartable": "yes",
+    }
+    assert "secret" not in view.model_dump_json()
+    assert shown(job()).settings == {}
+    assert JobSpec.model_fields.keys() - JobView.model_fields.keys() <= {*chosen, "package"}

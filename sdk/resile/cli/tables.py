@@ -64,12 +64,9 @@ def _details(job: "JobView") -> Iterator[tuple[str, str]]:
     yield "script", " ".join((job.script, *job.args))
     yield "submitted", moment(job.submitted)
     yield "tenant", job.tenant
-    yield "group", job.group
     yield "priority", str(job.priority)
     yield "workers", f"{job.workers} (limits {job.min_workers} to {job.max_workers})"
-    yield "placement", job.placement if job.placement != "pack" else ""
-    yield "gang", _gang(job)
-    yield "sizes", ", ".join(map(str, job.sizes))
+    yield from job.settings.items()
     yield "deadline", _deadline(job)
     yield "slots", " ".join(job.slots)
     yield "generation", str(job.generation)
@@ -87,11 +84,6 @@ def _details(job: "JobView") -> Iterator[tuple[str, str]]:
     yield "batches", batches_text(job.batches)
     yield "bits", job.bits or ""
     yield "params sha256", job.params_sha256 or ""
-
-
-def _gang(job: "JobView") -> str:
-    how = "starts again after a failure, and to make room" if job.restartable else "fails with any of its workers"
-    return how if job.gang else ""
 
 
 def _deadline(job: "JobView") -> str:

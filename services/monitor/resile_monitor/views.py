@@ -6,14 +6,18 @@ from datetime import datetime
 
 from resile_shared.http.api import CurvesView, CurveTableView, HostView, JobSummary, JobView, SlotView
 from resile_shared.messages.curves import Curves, CurveTable
+from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Slot, WorkerReport
-from resile_shared.messages.jobs import HistoryItem, JobRecord, JobState
+from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
 from resile_shared.messages.reports import Failed, Progress
 
 from .history.curves import speeds
 
 ENOUGH_ITERATIONS = 5
 _TRAINING = (JobState.RUNNING, JobState.RESCALING, JobState.RECOVERING)
+_SHOWN_APART = frozenset(
+    ("name", "package", "script", "args", "min_workers", "max_workers", "priority", "tenant", "deadline")
+)
 _ALIVE = (HostState.UP, HostState.DRAINING)
 
 
@@ -84,6 +88,7 @@ def job_view(record: JobRecord, reports: JobReports, history: Sequence[HistoryIt
         placement=spec.placement,
         gang=spec.gang,
         restartable=spec.restartable,
+        settings=settings_of(spec),
         checkpoint=record.checkpoint.iteration if record.checkpoint else None,
         exchange_path=reports.progress.exchange_path if reports.progress else "",
         warnings=tuple(reports.warnings),
@@ -93,6 +98,28 @@ def job_view(record: JobRecord, reports: JobReports, history: Sequence[HistoryIt
         ledger=record.completed.ledger if record.completed else (),
         batches=record.completed.batches if record.completed else (),
     )
+
+
+def settings_of(spec: JobSpec) -> dict[str, str]:
+    """Return what was chosen at the submission and is not shown apart, as text by the name of the field."""
+    fields = {name: field for name, field in JobSpec.model_fields.items() if name not in _SHOWN_APART}
+    chosen = {name: getattr(spec, name) for name in fields}
+    return {
+        name: _text(value)
+        for name, value in chosen.items()
+        if value != fields[name].get_default(call_default_factory=True)
+    }
+
+
+def _text(value: object) -> str:
+    """Return a value of a spec as people read it; of a mapping only the keys, of a dataset its name."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Dataset):
+        return value.name
+    if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
+        return ", ".join(map(_text, value))
+    return str(value)
 
 
 def curves_view(curves: Curves) -> CurvesView:

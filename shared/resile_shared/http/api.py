@@ -73,6 +73,11 @@ class JobView(JobSummary):
     placement: str = Field(default="pack", description="'pack': on few hosts; 'spread': on many")
     gang: bool = Field(default=False, description="its workers run one script as torchrun would start it")
     restartable: bool = Field(default=False, description="of a gang: whether it may be ended and started again")
+    settings: dict[str, str] = Field(
+        default_factory=dict,
+        description="what was chosen at the submission beyond script, limits, priority, tenant and deadline, as text "
+        "by the name of the field; of 'env' the names alone, since values may be secrets",
+    )
     checkpoint: int | None = Field(description="iteration of the newest complete checkpoint")
     exchange_path: str = Field(
         default="", description="how its workers exchange gradients, in words; empty: one worker, or unknown"

@@ -97,7 +97,7 @@ export class JobView {
     if (!this.#job) return;
     this.#failure.show(pick(job, "state", "reason", "details", "warnings"));
     this.#history.show({ ...pick(job, "id", "history", "history_length"), changes: this.#changes });
-    this.#facts.show(pick(job, "id", "script", "args", "min_workers", "max_workers", "priority", "tenant", "group", "submitted", "bits", "params_sha256", "checkpoint", "exchange_path"));
+    this.#facts.show(pick(job, "id", "script", "args", "min_workers", "max_workers", "priority", "tenant", "settings", "submitted", "bits", "params_sha256", "checkpoint", "exchange_path"));
     this.#ledger.show(pick(job, "ledger"));
     this.#code.show(pick(job, "id", "script"));
   }
@@ -277,7 +277,7 @@ function facts(job) {
     fact("Minimum workers", job.min_workers),
     fact("Submitted", moment(job.submitted)),
     fact("Tenant", job.tenant),
-    fact("Group", job.group),
+    Object.entries(job.settings).map(([name, value]) => fact(name[0].toUpperCase() + name.slice(1), value)),
     fact("Latest checkpoint", job.checkpoint === null ? "" : `iteration ${job.checkpoint}`),
     fact("Exchange", job.exchange_path),
     fact("Reproducibility", job.bits ?? ""),
