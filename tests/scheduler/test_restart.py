@@ -20,8 +20,8 @@ from resile_scheduler.core.events import (
 from resile_scheduler.core.host_events import HostEvents
 from resile_scheduler.core.job_commands import JobCommands
 from resile_scheduler.core.restart import IGNORED_SECONDS, MAX_REASON, RestartableScheduler
-from resile_scheduler.core.restore import Restore
 from resile_scheduler.core.retention import OVER_SECONDS
+from resile_scheduler.core.takeover import Takeover
 from resile_scheduler.core.worker_reports import WorkerReports
 from resile_scheduler.policies.table import POLICIES
 from resile_scheduler.simulation.pool import SimulatedPool
@@ -282,9 +282,9 @@ def test_a_host_whose_heartbeats_always_raise_does_not_hold_up_removals_for_good
 
 
 def test_a_fault_that_is_not_the_reports_is_raised(pool: ShelledPool, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(self: Restore, event: StateRestored, *, now: float) -> None:
+    def broken(self: Takeover, event: StateRestored, *, now: float) -> None:
         raise AssertionError("a rule is broken")
 
-    monkeypatch.setattr(Restore, "restore", broken)
+    monkeypatch.setattr(Takeover, "restore", broken)
     with pytest.raises(InternalError, match="a rule is broken"):
         pool.drop_a_report(2)

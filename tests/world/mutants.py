@@ -70,7 +70,7 @@ TESTS = {
     "resile_scheduler.core.placement": ("tests/scheduler/test_placement.py",),
     "resile_scheduler.core.relocation": ("tests/scheduler/test_groups.py",),
     "resile_scheduler.core.retention": ("tests/scheduler/test_retention.py",),
-    "resile_scheduler.core.rooms": ("tests/scheduler/test_groups.py",),
+    "resile_scheduler.core.job_rooms": ("tests/scheduler/test_groups.py",),
     "resile_scheduler.core": (
         "tests/scheduler/test_core.py",
         "tests/scheduler/test_device_classes.py",

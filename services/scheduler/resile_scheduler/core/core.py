@@ -43,14 +43,14 @@ from .events import (
 from .fork_server_deaths import ForkServerDeaths
 from .host_events import HostEvents
 from .job_commands import Answer, JobCommands
-from .observing import Observing
+from .observation_timer import ObservationTimer
 from .outgoing import Outgoing
 from .policy_choice import PolicyChoice
 from .pool import Pool
 from .probing import HostProber
 from .recovery import Recovery
-from .restore import Restore
 from .retention import Limits, Retention
+from .takeover import Takeover
 from .tenant_shares import TenantShares
 from .worker_ends import WorkerEnds
 from .worker_reports import WorkerReports
@@ -89,8 +89,8 @@ class Scheduler:
         self._host_events = HostEvents(pool, allocator, ends, ForkServerDeaths(pool, recovery), environments)
         self._worker_reports = WorkerReports(pool, allocator, self._job_commands, self._prober, ends)
         self._deadlines = Deadlines(pool, recovery, ends, detection_seconds=detection_seconds)
-        self._observing = Observing(pool)
-        self._restore = Restore(pool, allocator, self._host_events, epoch=epoch)
+        self._observing = ObservationTimer(pool)
+        self._takeover = Takeover(pool, allocator, self._host_events, epoch=epoch)
         self._decisions = Decisions(pool, allocator, recovery, environments, policy=policy)
         self._policy_choice = PolicyChoice(
             self._decisions, policies, initial=chosen or PoolPolicy(), attained=self._accounting.recent
@@ -161,7 +161,7 @@ class Scheduler:
                 self._decisions.change_policy(policy, cause)
             case StateRestored():
                 self._outgoing.restore(event)
-                self._restore.restore(event, now=now)
+                self._takeover.restore(event, now=now)
                 self._retention.restore(self._pool.jobs.values(), ignored_hosts=event.ignored_hosts)
                 self._policy_choice.restore(event.policy, now=now)
                 self._tenant_shares.restore(event.tenants)

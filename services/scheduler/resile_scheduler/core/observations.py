@@ -1,8 +1,8 @@
 """What was observed of jobs, for policies: their speed, and what a change costs them.
 
 Workers measure, and report. Nothing of it is stored, since a new scheduler learns it again in a minute or two. A policy
-sees new observations only from time to time (`observing.py`), and only those that differ by more than their noise:
-measurements jitter, and this must not move slots back and forth.
+sees new observations only from time to time (`observation_timer.py`), and only those that differ by more than their
+noise: measurements jitter, and this must not move slots back and forth.
 """
 
 from collections import deque

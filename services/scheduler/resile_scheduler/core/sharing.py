@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from ..policies.demand import Policy, Target
 from .host_groups import HostGroups
+from .job_rooms import find_rooms
 from .job_view import JobView
-from .rooms import find_rooms
 
 
 class Sharing:

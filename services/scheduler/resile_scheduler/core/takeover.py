@@ -17,7 +17,7 @@ _SINCE = ("waiting_since", "holding_since")
 """The fields of a record that say since when a job has been waiting or holding slots."""
 
 
-class Restore:
+class Takeover:
     """Fills an empty pool. Workers are presumed alive until their hosts are lost."""
 
     def __init__(self, pool: Pool, allocator: Allocator, host_events: HostEvents, *, epoch: int) -> None:

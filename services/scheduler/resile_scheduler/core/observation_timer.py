@@ -16,7 +16,7 @@ GROWTH_SECONDS = 5.0
 """The least number of seconds between two decisions because jobs have measured more workers than ever."""
 
 
-class Observing:
+class ObservationTimer:
     """Shows policies from time to time what jobs have measured."""
 
     def __init__(self, pool: Pool) -> None:
