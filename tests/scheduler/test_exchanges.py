@@ -6,7 +6,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from resile_scheduler.core.exchanges import Holder, exchange
-from resile_scheduler.core.placement import SlotId, by_host
+from resile_scheduler.core.slots import SlotId, by_host
 from resile_scheduler.core.topology import num_places
 
 

@@ -7,8 +7,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from resile_scheduler.core.placement import SlotId, by_host
 from resile_scheduler.core.relocation import Mover, make_room
+from resile_scheduler.core.slots import SlotId, by_host
 from resile_scheduler.policies.table import POLICIES
 from resile_scheduler.simulation.pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded

@@ -10,7 +10,8 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from resile_scheduler.core import placement
-from resile_scheduler.core.placement import SlotId, Want, by_host
+from resile_scheduler.core.placement import Want
+from resile_scheduler.core.slots import SlotId, by_host
 from resile_scheduler.core.topology import Domain, neighbors, num_places
 
 

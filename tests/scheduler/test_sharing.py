@@ -11,9 +11,10 @@ from hypothesis import given
 from resile_scheduler.core.host_groups import HostGroups
 from resile_scheduler.core.job import Job
 from resile_scheduler.core.job_view import JobView
-from resile_scheduler.core.placement import SlotId, by_host, merged, place, without
+from resile_scheduler.core.placement import place
 from resile_scheduler.core.pool import Host, Pool
 from resile_scheduler.core.sharing import Sharing
+from resile_scheduler.core.slots import SlotId, by_host, merged, without
 from resile_scheduler.policies.demand import Demand, Target
 from resile_scheduler.policies.fairshare import fairshare
 from resile_shared.messages.hosts import HostRecord, HostState, Slot

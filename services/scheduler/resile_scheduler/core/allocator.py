@@ -27,8 +27,8 @@ from resile_shared.messages.allocations import Allocation, Placement
 from ..policies.demand import Target
 from .job import Job
 from .lifecycle import Step
-from .placement import SlotId
 from .pool import Pool
+from .slots import SlotId
 from .topology import neighbors
 from .worker import Phase, Worker
 

@@ -25,11 +25,12 @@ from .host_groups import HostGroups
 from .job import Job
 from .job_view import MOVE_SECONDS, JobView
 from .lifecycle import Step
-from .placement import SlotId, Want, place, without
+from .placement import Want, place
 from .pool import Pool
 from .recovery import Recovery
 from .relocation import make_room, may_stay
 from .sharing import Sharing
+from .slots import SlotId, without
 from .supply import Supply
 
 MOST_EXCHANGES = 4

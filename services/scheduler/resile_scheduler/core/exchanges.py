@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from .placement import SlotId
+from .slots import SlotId
 from .topology import Domain, num_places
 
 Slots = tuple[SlotId, ...]

@@ -20,8 +20,8 @@ from .allocator import Allocator
 from .environment_requests import EnvironmentRequests
 from .fork_server_deaths import ForkServerDeaths
 from .job import Job
-from .placement import SlotId
 from .pool import Host, Pool
+from .slots import SlotId
 from .worker import Phase, Worker
 from .worker_ends import WorkerEnds
 

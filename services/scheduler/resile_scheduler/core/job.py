@@ -30,7 +30,7 @@ from .backoff import HostBackoff, StartBackoff
 from .generations import JobGenerations
 from .lifecycle import Step, advance
 from .observations import Observer
-from .placement import SlotId
+from .slots import SlotId
 from .suspicions import SuspicionTracker
 from .worker import Phase, Worker
 

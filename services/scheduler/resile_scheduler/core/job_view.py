@@ -21,9 +21,10 @@ from ..policies.demand import BatchRange, Demand, Room, Target
 from .accounting import attained, due_since, held_since, was_due
 from .host_groups import HostGroup, HostGroups
 from .job import Job
-from .placement import SlotId, Want
+from .placement import Want
 from .pool import Pool
 from .relocation import Mover
+from .slots import SlotId
 from .topology import num_places
 
 MOVE_SECONDS = 60.0

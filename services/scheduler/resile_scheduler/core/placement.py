@@ -10,50 +10,12 @@
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import NamedTuple
 
+from .slots import SlotId, SlotsByHost, by_host, merged
 from .topology import Domain, num_places, packed, spread
-
-
-class SlotId(NamedTuple):
-    """One slot of one host."""
-
-    host: str
-    number: int
-
-    @property
-    def name(self) -> str:
-        """``<host>/<index>``."""
-        return f"{self.host}/{self.number}"
-
-
-SlotsByHost = dict[str, list[SlotId]]
-
-
-def by_host(slots: Iterable[SlotId]) -> SlotsByHost:
-    """Return ``slots`` by host, in order."""
-    grouped: SlotsByHost = {}
-    for slot in sorted(slots):
-        grouped.setdefault(slot.host, []).append(slot)
-    return grouped
-
-
-def merged(slots: SlotsByHost, more: SlotsByHost) -> SlotsByHost:
-    """Return both, each slot once."""
-    return {**slots, **{host: sorted({*slots.get(host, ()), *of_host}) for host, of_host in more.items()}}
-
-
-def without(slots: SlotsByHost, some: Set[SlotId]) -> SlotsByHost:
-    """Return ``slots`` less ``some``."""
-    left = dict(slots)
-    for host in {slot.host for slot in some}.intersection(slots):
-        left[host] = [slot for slot in slots[host] if slot not in some]
-        if not left[host]:
-            del left[host]
-    return left
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from resile_shared.messages.hosts import EnvironmentReport, HostRecord, HostStat
 from resile_shared.messages.jobs import JobRecord
 
 from .job import Job
-from .placement import SlotId, SlotsByHost
+from .slots import SlotId, SlotsByHost
 from .topology import Domain, domain_of
 from .worker import Phase, Worker
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from itertools import chain
 from typing import NamedTuple
 
-from .placement import SlotId
+from .slots import SlotId
 from .topology import Domain, packed, spread
 
 Slots = tuple[SlotId, ...]

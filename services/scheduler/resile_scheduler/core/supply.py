@@ -3,8 +3,8 @@
 from itertools import chain
 
 from .job import Job
-from .placement import SlotId, SlotsByHost, by_host, merged, without
 from .pool import Pool
+from .slots import SlotId, SlotsByHost, by_host, merged, without
 
 
 class Supply:

@@ -9,8 +9,8 @@ from .events import StateRestored
 from .host_events import HostEvents
 from .job import Job
 from .lifecycle import Step
-from .placement import SlotId
 from .pool import Pool
+from .slots import SlotId
 from .worker import Phase, Worker
 
 _SINCE = ("waiting_since", "holding_since")
