@@ -84,7 +84,7 @@ def train_with_resile(
 
 def _time_exchange(turnstile: Turnstile) -> None:
     """Note what goes by inside the exchange: in gradient hooks, and at the end when a worker waits for the others."""
-    from resile_learner.collectives.round import OpenRound
+    from resile_learner.collectives.round import LinkRound
 
     def timed(method: Callable[..., Any]) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -96,8 +96,8 @@ def _time_exchange(turnstile: Turnstile) -> None:
 
         return wrapper
 
-    OpenRound.push = timed(OpenRound.push)  # type: ignore[method-assign]
-    OpenRound.finish = timed(OpenRound.finish)  # type: ignore[method-assign]
+    LinkRound.push = timed(LinkRound.push)  # type: ignore[method-assign]
+    LinkRound.finish = timed(LinkRound.finish)  # type: ignore[method-assign]
 
 
 def main() -> None:

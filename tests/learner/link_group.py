@@ -17,7 +17,7 @@ from resile_learner.collectives.departure import LeaveAcknowledgement
 from resile_learner.collectives.memory_agreement import MemoryAgreement
 from resile_learner.collectives.poller import LinkPoller
 from resile_learner.collectives.reduction import SharedMemory
-from resile_learner.collectives.round import GradientExchange, OpenRound
+from resile_learner.collectives.round import LinkExchange, LinkRound
 from resile_learner.collectives.segments import Segment, create_segment, map_segment
 from resile_learner.collectives.spec import Abandoned, RoundSpec, Tag
 from resile_learner.collectives.state_transfer import StateTransfer
@@ -124,11 +124,11 @@ class Node:
     def __init__(self, worker: int, agreement: MemoryAgreement | None = None) -> None:
         self.poller = LinkPoller()
         self.agreement = agreement
-        self.exchange = GradientExchange(self.poller, worker, agreement)
+        self.exchange = LinkExchange(self.poller, worker, agreement)
         self.transfer = StateTransfer(self.poller, worker)
         self.leave = LeaveAcknowledgement(self.poller)
 
-    def begin(self, spec: RoundSpec) -> OpenRound:
+    def begin(self, spec: RoundSpec) -> LinkRound:
         return self.exchange.begin(spec)
 
     def run_round(self, spec: RoundSpec, header: bytes = b"") -> tuple[bytes, ...]:
@@ -137,7 +137,7 @@ class Node:
         return open_round.finish(header)
 
 
-def push_all(open_round: OpenRound, spec: RoundSpec) -> None:
+def push_all(open_round: LinkRound, spec: RoundSpec) -> None:
     for bucket in range(len(spec.sums)):
         open_round.push(bucket)
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from resile_learner.changes import ChangeRecorder
 from resile_learner.checkpoint.header import CheckpointHeader
-from resile_learner.collectives.round import OpenRound
+from resile_learner.collectives.round import LinkRound
 from resile_learner.collectives.spec import Abandoned, OtherRound, RoundSpec, Tag
 from resile_learner.session import View
 from resile_learner.state.facts import PART, MembersDiffer
@@ -42,7 +42,7 @@ class Member:
         self.on_begin: Callable[[int], None] = lambda round_: None
         self.trains_on = True
 
-    def begin(self, spec: RoundSpec) -> OpenRound:
+    def begin(self, spec: RoundSpec) -> LinkRound:
         self.on_begin(spec.tag.round)
         return self.group.nodes[self.worker].begin(spec)
 
@@ -206,17 +206,17 @@ def test_no_result_comes_of_a_round_in_which_members_compute_different_things(
 def test_a_member_that_names_a_generation_without_itself_sends_its_header_last(
     connect_group: Callable[[int], Group], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Until then the others do not write to memory that it may still read: see `OpenRound.finish`."""
+    """Until then the others do not write to memory that it may still read: see `LinkRound.finish`."""
     group = connect_group(len(MEMBERS))
     members = [Member(group, worker) for worker in MEMBERS]
     members[1].trains_on = False
-    finish = OpenRound.finish
+    finish = LinkRound.finish
     may_leave: dict[int, bool] = {}
 
-    def recorded(self: OpenRound, header: bytes, **options: bool) -> tuple[bytes, ...]:
+    def recorded(self: LinkRound, header: bytes, **options: bool) -> tuple[bytes, ...]:
         may_leave[self.rank] = options["may_leave"]
         return finish(self, header, **options)
 
-    monkeypatch.setattr(OpenRound, "finish", recorded)
+    monkeypatch.setattr(LinkRound, "finish", recorded)
     wait([start(lambda member=member: member.run(COMMON)) for member in members])  # type: ignore[misc]
     assert may_leave == {rank: rank == 1 for rank in range(len(MEMBERS))}

@@ -15,7 +15,7 @@ from resile_shared.messages.reports import BatchStep
 from .changes import ChangeRecorder
 from .collectives.device.exchange import DeviceExchange, ExchangeRound
 from .collectives.poller import LinkPoller
-from .collectives.round import GradientExchange
+from .collectives.round import LinkExchange
 from .collectives.spec import Abandoned, RoundSpec, Tag
 from .hints import hint_about_gradients
 from .lone_launch import check_not_started_several_times
@@ -199,7 +199,7 @@ class SoloSession:
         self.prepared: PreparedLoop | None = None
         self.changes = ChangeRecorder()
         poller = LinkPoller()
-        self._exchange = DeviceExchange(poller, GradientExchange(poller, worker=0))
+        self._exchange = DeviceExchange(poller, LinkExchange(poller, worker=0))
         self._joined = False
         self._has_completed = False
 

@@ -7,7 +7,7 @@ mapped the others' segments. The status of one round names the segments, that of
 the round after that uses them. A group grows if a member maps the segments late.
 
 After a planned change, the new generation continues with the groups of the one before: the members that stay have
-completed the same round, and the members that leave have read all of it (see `OpenRound.finish`). Joiners receive the
+completed the same round, and the members that leave have read all of it (see `LinkRound.finish`). Joiners receive the
 groups with the state. Any other generation begins without groups, and after a round has failed there are none.
 
 Segments, which take longer to make than a small model's iteration, are kept in any case: in the first round of a

@@ -38,7 +38,7 @@ from .transport import Traffic
 DRAIN_TIMEOUT_MS = 500
 
 
-class GradientExchange:
+class LinkExchange:
     """Opens the rounds of ``worker``. For the main thread; other threads end a round by ``LinkPoller.abort_round``."""
 
     def __init__(self, poller: LinkPoller, worker: int, agreement: MemoryAgreement | None = None) -> None:
@@ -47,13 +47,13 @@ class GradientExchange:
         self._scratch = Scratch()
         self._agreement = agreement or MemoryAgreement(worker)
 
-    def begin(self, spec: RoundSpec) -> "OpenRound":
+    def begin(self, spec: RoundSpec) -> "LinkRound":
         """Open the next round. At most one is open at a time: one that was left unfinished is abandoned."""
-        return OpenRound(self._poller, self._scratch, self._agreement, spec, self._worker)
+        return LinkRound(self._poller, self._scratch, self._agreement, spec, self._worker)
 
 
-class OpenRound:
-    """A round under way."""
+class LinkRound:
+    """A round under way over links. `ExchangeRound` (device/exchange.py) has one, also where devices carry the sums."""
 
     def __init__(
         self, poller: LinkPoller, scratch: Scratch, agreement: MemoryAgreement, spec: RoundSpec, worker: int

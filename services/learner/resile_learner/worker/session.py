@@ -17,7 +17,7 @@ from ..collectives.device.exchange import DeviceExchange, ExchangeRound
 from ..collectives.device.selection import exchange_device
 from ..collectives.memory_agreement import MemoryAgreement
 from ..collectives.poller import LinkPoller
-from ..collectives.round import GradientExchange
+from ..collectives.round import LinkExchange
 from ..collectives.spec import Abandoned, OtherRound, RoundSpec, Tag
 from ..collectives.state_transfer import StateTransfer
 from ..collectives.status import find_host, rack_of
@@ -64,7 +64,7 @@ class WorkerSession:
         self._communicators = control.communicators
         self._exchange = DeviceExchange(
             poller,
-            GradientExchange(poller, config.worker, self._agreement),
+            LinkExchange(poller, config.worker, self._agreement),
             self._communicators,
             report=self._warn,
         )

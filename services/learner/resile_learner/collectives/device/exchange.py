@@ -23,7 +23,7 @@ from resile_shared.errors import ResileError
 
 from ...streams import SideStream
 from ..poller import LinkPoller
-from ..round import GradientExchange, OpenRound
+from ..round import LinkExchange, LinkRound
 from ..spec import Repeated, RoundSpec
 from .communicator import Communicator, Condition
 from .communicators import OPERATION_SECONDS, Communicators, Workers
@@ -67,11 +67,11 @@ class Carrier(ABC):
     def push(self, bucket: int) -> None:
         """Start to sum a bucket whose partial sums are final."""
 
-    def path(self, inner: OpenRound) -> str:
+    def path(self, inner: LinkRound) -> str:
         """Human-readable description of how the sums travel."""
         return inner.path
 
-    def settle(self, inner: OpenRound) -> str:
+    def settle(self, inner: LinkRound) -> str:
         """Before the header is sent: complete what does not travel over TCP; return why that failed, if it did."""
         return ""
 
@@ -88,7 +88,7 @@ class DeviceExchange:
     def __init__(
         self,
         poller: LinkPoller,
-        exchange: GradientExchange,
+        exchange: LinkExchange,
         communicators: Communicators | None = None,
         report: Callable[[str], None] = lambda reason: None,
     ) -> None:
@@ -125,7 +125,7 @@ class DeviceExchange:
     def _communicator(self, key: Key) -> Communicator | None:
         return self._communicators.of(key[0]) if self._communicators else None
 
-    def _carry(self, spec: RoundSpec, communicator: Communicator | None) -> tuple[OpenRound, Carrier]:
+    def _carry(self, spec: RoundSpec, communicator: Communicator | None) -> tuple[LinkRound, Carrier]:
         devices = {sums.device for sums in spec.sums}
         if self._uses_devices and self._communicators and communicator and devices == {self._communicators.device}:
             inner = self._exchange.begin(spec.without_sums())
@@ -172,9 +172,9 @@ class DeviceExchange:
 
 
 class ExchangeRound:
-    """A round under way: see `OpenRound`, whose methods it has."""
+    """A round under way: see `LinkRound`, whose methods it has."""
 
-    def __init__(self, exchange: DeviceExchange, inner: OpenRound, carrier: Carrier) -> None:
+    def __init__(self, exchange: DeviceExchange, inner: LinkRound, carrier: Carrier) -> None:
         self._exchange = exchange
         self._inner = inner
         self._carrier = carrier
@@ -184,25 +184,25 @@ class ExchangeRound:
 
     @property
     def rank(self) -> int:
-        """See ``OpenRound.rank``."""
+        """See ``LinkRound.rank``."""
         return self._inner.rank
 
     @property
     def last(self) -> tuple[int, float]:
-        """See ``OpenRound.last``."""
+        """See ``LinkRound.last``."""
         return self._inner.last
 
     @property
     def missing(self) -> tuple[int, ...]:
-        """See ``OpenRound.missing``."""
+        """See ``LinkRound.missing``."""
         return self._inner.missing
 
     def push(self, bucket: int) -> None:
-        """See ``OpenRound.push``."""
+        """See ``LinkRound.push``."""
         self._carrier.push(bucket)
 
     def finish(self, header: bytes, *, may_leave: bool = False) -> tuple[bytes, ...]:
-        """See ``OpenRound.finish``. Raises Repeated when the devices have failed and no member is lost."""
+        """See ``LinkRound.finish``. Raises Repeated when the devices have failed and no member is lost."""
         try:
             failure = self._carrier.settle(self._inner)
             status = Status.FAILED if failure else self._exchange.status()
@@ -216,7 +216,7 @@ class ExchangeRound:
         return tuple(each[1:] for each in headers)
 
     def withdraw(self) -> None:
-        """See ``OpenRound.withdraw``."""
+        """See ``LinkRound.withdraw``."""
         self._is_finished = True
         self._inner.withdraw()
 
@@ -230,7 +230,7 @@ class ExchangeRound:
 class _OverTcp(Carrier):
     """Sums in CPU memory, over the links."""
 
-    def __init__(self, inner: OpenRound) -> None:
+    def __init__(self, inner: LinkRound) -> None:
         self._inner = inner
 
     def push(self, bucket: int) -> None:
@@ -243,7 +243,7 @@ class _Staged(_OverTcp):
     A hook that pushes a bucket does not wait for the device: the bucket goes out from a later hook, or at the end.
     """
 
-    def __init__(self, inner: OpenRound, spec: RoundSpec, staged: RoundSpec, stream: SideStream) -> None:
+    def __init__(self, inner: LinkRound, spec: RoundSpec, staged: RoundSpec, stream: SideStream) -> None:
         super().__init__(inner)
         self._spec = spec
         self._hosts = staged
@@ -251,7 +251,7 @@ class _Staged(_OverTcp):
         self._copying: deque[tuple[int, torch.Event | None]] = deque()
         """Buckets that are being copied to the host, in order, each with the event of its copy; None: it is done."""
 
-    def path(self, inner: OpenRound) -> str:
+    def path(self, inner: LinkRound) -> str:
         """See ``Carrier.path``."""
         return f"copied from the devices; {inner.path}"
 
@@ -260,7 +260,7 @@ class _Staged(_OverTcp):
         self._copying.append((bucket, copied))
         self._push_copied()
 
-    def settle(self, inner: OpenRound) -> str:
+    def settle(self, inner: LinkRound) -> str:
         while self._copying:
             inner.progress_until(self._is_next_copied, seconds=COPY_SECONDS)
             self._push_copied()
@@ -308,7 +308,7 @@ class _OnDevices(Carrier):
         self._num_pushed = 0
         self._num_summed = 0
 
-    def path(self, inner: OpenRound) -> str:
+    def path(self, inner: LinkRound) -> str:
         """See ``Carrier.path``."""
         return "from device to device"
 
@@ -331,7 +331,7 @@ class _OnDevices(Carrier):
                 raise RuntimeError(self._communicator.reason)
         self._num_summed += 1
 
-    def settle(self, inner: OpenRound) -> str:
+    def settle(self, inner: LinkRound) -> str:
         if self._num_pushed != len(self._spec.sums):
             raise ValueError(f"finished with {self._num_pushed} of {len(self._spec.sums)} buckets pushed")
         deadline = time.monotonic() + OPERATION_SECONDS
@@ -353,7 +353,7 @@ class _OnDevices(Carrier):
         self.abandon()
         return reason
 
-    def _has_peer_failed(self, inner: OpenRound) -> bool:
+    def _has_peer_failed(self, inner: LinkRound) -> bool:
         return any(header[0] == Status.FAILED for header in inner.received)
 
     def abandon(self) -> None:
