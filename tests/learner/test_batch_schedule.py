@@ -334,6 +334,23 @@ def test_a_range_that_could_leave_nothing_to_train_on_is_refused_at_once() -> No
         Context().run(call)
 
 
+@pytest.mark.parametrize(
+    ("batch_range", "options", "message"),
+    [
+        ((100, 256), {}, "batch_size 64: the range is"),
+        ((100, 256), {"batch_sampler": [[0, 1], [2, 3]]}, "beside a batch sampler, which decides the batches: leave"),
+    ],
+)
+def test_a_range_is_compared_with_the_batch_unless_there_can_be_none(
+    batch_range: tuple[int, int], options: dict[str, Any], message: str
+) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.ones(SAMPLES, 4))
+    with pytest.raises(UsageError, match=message):
+        Context().run(lambda: ElasticLoop(model, optimizer, data, batch_range=batch_range, **options))
+
+
 def test_a_replay_that_the_training_call_does_not_allow_is_refused() -> None:
     with pytest.raises(UsageError, match="no batch_range"):
         run(Ordered({}, replayed=steps((0, 32), (3, 64))), batch_range=None)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from resile_learner import devices
 from resile_learner.agent.devices import TorchDevices, detect_devices, host_devices, inheritable
 from resile_learner.agent.settings import LearnerSettings, parse_labels
 from resile_learner.probe import probe_digest
@@ -123,3 +124,15 @@ def test_errors_in_the_settings_name_their_flags() -> None:
         load(LearnerSettings, program="learner", arguments=[*flags, "--labels", "gpu"])
     with pytest.raises(UsageError, match="--host or RESILE_HOST"):
         load(LearnerSettings, program="learner", arguments=[*flags, "--host", "a.b"])
+
+
+def test_a_cache_of_unknown_size_is_left_out_of_the_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some systems, as virtual machines on ARM, do not say how large a cache is."""
+    for index, size in (("index0", "32K\n"), ("index1", None)):
+        (tmp_path / index).mkdir()
+        if size:
+            (tmp_path / index / "size").write_text(size)
+    monkeypatch.setattr(devices, "_CACHES", str(tmp_path))
+    assert devices._processor().endswith(" 32K")
+    monkeypatch.setattr(devices, "_CACHES", str(tmp_path / "none"))
+    assert devices._processor()

@@ -1,6 +1,9 @@
 """A worker that joins has loaded what its first step needs, and is as if it had not."""
 
+import pickle
 import random
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -36,11 +39,22 @@ def test_the_step_draws_no_random_numbers_and_changes_no_setting() -> None:
     assert state() == before
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD, torch.optim.LBFGS, torch.optim.SparseAdam])
-def test_a_step_of_the_optimizer_is_tried_without_a_trace(kind: type[torch.optim.Optimizer]) -> None:
-    """Also of one that takes no ordinary step: LBFGS needs a closure, SparseAdam sparse gradients."""
+OPTIMIZERS = [
+    torch.optim.AdamW,
+    torch.optim.SGD,
+    torch.optim.Adagrad,
+    torch.optim.LBFGS,
+    torch.optim.SparseAdam,
+    partial(torch.optim.Adam, capturable=True),
+]
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_a_step_of_the_optimizer_is_tried_without_a_trace(kind: Callable[..., torch.optim.Optimizer]) -> None:
+    """Also of one that takes no such step: LBFGS needs a closure, SparseAdam sparse gradients, another one a GPU."""
     model = torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2))
-    optimizer = kind(model.parameters(), lr=0.1)  # type: ignore[call-arg]
+    optimizer = kind(model.parameters(), lr=0.1)
+    before = pickle.dumps(optimizer.state_dict())
     values = {name: value.clone() for name, value in model.state_dict().items()}
     addresses = [parameter.data_ptr() for parameter in model.parameters()]
     drawn = torch.get_rng_state()
@@ -48,19 +62,19 @@ def test_a_step_of_the_optimizer_is_tried_without_a_trace(kind: type[torch.optim
     assert all(torch.equal(value, values[name]) for name, value in model.state_dict().items())
     assert [parameter.data_ptr() for parameter in model.parameters()] == addresses
     assert all(parameter.grad is None for parameter in model.parameters())
-    assert not optimizer.state
+    assert pickle.dumps(optimizer.state_dict()) == before
     assert torch.equal(torch.get_rng_state(), drawn)
 
 
-@pytest.mark.parametrize("kind", [torch.optim.AdamW, torch.optim.SGD])
+@pytest.mark.parametrize(("kind", "times"), [(torch.optim.AdamW, 3), (torch.optim.Adagrad, 2), (torch.optim.SGD, 1)])
 def test_memory_of_state_and_gradients_is_touched(
-    kind: type[torch.optim.Optimizer], monkeypatch: pytest.MonkeyPatch
+    kind: Callable[..., torch.optim.Optimizer], times: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of all parameters, the optimizer's own number of times and once for gradients; not of blocks that are unmapped
     when they are freed."""
     monkeypatch.setattr(prewarm, "_KEPT_BLOCK_BYTES", 1000)
     large = torch.nn.Parameter(torch.ones(500))
-    parameters = [torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(7, 2)), large]
+    parameters = [torch.nn.Parameter(torch.ones(())), torch.nn.Parameter(torch.ones(7, 2)), large]
     touched: list[torch.Size] = []
     zeros_like = torch.zeros_like
 
@@ -68,10 +82,9 @@ def test_memory_of_state_and_gradients_is_touched(
         touched.append(tensor.shape)
         return zeros_like(tensor)
 
-    optimizer = kind(parameters, lr=0.1)  # type: ignore[call-arg]
+    optimizer = kind(parameters, lr=0.1)
     with monkeypatch.context() as patched:
         patched.setattr(torch, "zeros_like", record)
         prewarm.prewarm_optimizer(optimizer)
-    times = 3 if kind is torch.optim.AdamW else 1
     assert touched.count(torch.Size([7, 2])) == times
     assert large.shape not in touched

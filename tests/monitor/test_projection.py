@@ -182,7 +182,7 @@ def test_all_that_was_chosen_at_the_submission_is_shown_but_the_values_of_variab
     dataset = Dataset(name="mnist", uri="s3://data/mnist", version="0" * 64, num_files=1, num_bytes=5)
     chosen = {
         "env": {"TOKEN": "secret", "B": "1"},
-        "requirements": ("einops>=0.8", "x==1"),
+        "requirements": ("einops>=0.8", "x @ git+https://me:secret@host.org/x"),
         "data": (dataset,),
         "mounts": ("/data/a",),
         "sizes": (1, 2, 4),
@@ -193,7 +193,7 @@ def test_all_that_was_chosen_at_the_submission_is_shown_but_the_values_of_variab
     view = shown(job().model_copy(update={"spec": job().spec.model_copy(update=chosen)}))
     assert view.settings == {
         "env": "TOKEN, B",
-        "requirements": "einops>=0.8, x==1",
+        "requirements": "einops>=0.8, x @ git+https://***@host.org/x",
         "data": "mnist",
         "mounts": "/data/a",
         "sizes": "1, 2, 4",

@@ -49,7 +49,7 @@ def job_details(job: "JobView") -> Iterator[str]:
     rows = [(label, value) for label, value in _details(job) if value]
     width = max(len(label) for label, _ in rows)
     for label, value in rows:
-        yield f"{label.ljust(width)}{_GAP}{value}"
+        yield f"{label.ljust(width)}{_GAP}{printable(value)}"
     if job.details:
         yield from ("", *job.details.splitlines())
     if job.history:
@@ -66,7 +66,8 @@ def _details(job: "JobView") -> Iterator[tuple[str, str]]:
     yield "tenant", job.tenant
     yield "priority", str(job.priority)
     yield "workers", f"{job.workers} (limits {job.min_workers} to {job.max_workers})"
-    yield from job.settings.items()
+    yield from ((name, value) for name, value in job.settings.items() if name not in ("gang", "restartable"))
+    yield "gang", _gang(job)
     yield "deadline", _deadline(job)
     yield "slots", " ".join(job.slots)
     yield "generation", str(job.generation)
@@ -84,6 +85,11 @@ def _details(job: "JobView") -> Iterator[tuple[str, str]]:
     yield "batches", batches_text(job.batches)
     yield "bits", job.bits or ""
     yield "params sha256", job.params_sha256 or ""
+
+
+def _gang(job: "JobView") -> str:
+    how = "starts again after a failure, and to make room" if job.restartable else "fails with any of its workers"
+    return how if job.gang else ""
 
 
 def _deadline(job: "JobView") -> str:

@@ -79,9 +79,15 @@ def _processor() -> str:
         return platform.machine()
     fields = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in first)}
     names = ("model name", "cpu family", "model", "CPU implementer", "CPU part")
-    indices = sorted(name for name in os.listdir(_CACHES) if name.startswith("index")) if os.path.isdir(_CACHES) else []
-    caches = [Path(_CACHES, index, "size").read_text().strip() for index in indices]
-    return " ".join([platform.machine(), *(fields[name] for name in names if name in fields), *caches])
+    return " ".join([platform.machine(), *(fields[name] for name in names if name in fields), *_cache_sizes()])
+
+
+def _cache_sizes() -> list[str]:
+    """Return the sizes of the caches that the system knows the size of."""
+    if not os.path.isdir(_CACHES):
+        return []
+    sizes = [Path(_CACHES, index, "size") for index in sorted(os.listdir(_CACHES)) if index.startswith("index")]
+    return [size.read_text().strip() for size in sizes if size.exists()]
 
 
 def accelerators() -> list[tuple[str, str]]:

@@ -1,5 +1,6 @@
 """How a job and a host are shown: by their records, and by what was reported beside these."""
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -18,6 +19,8 @@ _TRAINING = (JobState.RUNNING, JobState.RESCALING, JobState.RECOVERING)
 _SHOWN_APART = frozenset(
     ("name", "package", "script", "args", "min_workers", "max_workers", "priority", "tenant", "deadline")
 )
+_CREDENTIALS = re.compile(r"//[^/\s]*@")
+"""The user and the password in a URL, as in a requirement ``package @ git+https://user:token@host/package``."""
 _ALIVE = (HostState.UP, HostState.DRAINING)
 
 
@@ -112,14 +115,17 @@ def settings_of(spec: JobSpec) -> dict[str, str]:
 
 
 def _text(value: object) -> str:
-    """Return a value of a spec as people read it; of a mapping only the keys, of a dataset its name."""
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, Dataset):
-        return value.name
-    if isinstance(value, Mapping | Sequence) and not isinstance(value, str):
-        return ", ".join(map(_text, value))
-    return str(value)
+    """Return a value of a spec as people read it; of a mapping only the keys, of a dataset its name, no credentials."""
+    match value:
+        case bool():
+            return "yes" if value else "no"
+        case Dataset():
+            return value.name
+        case Mapping() | tuple():
+            return ", ".join(map(_text, value))
+        case str() | int() | float():
+            return _CREDENTIALS.sub("//***@", str(value))
+    return type(value).__name__
 
 
 def curves_view(curves: Curves) -> CurvesView:

@@ -10,7 +10,7 @@
             loss.backward()
             optimizer.step()
 
-How such a loop maps onto iterations is in docs/elastic-training.md. `ElasticLoop` does the training.
+How such a loop maps onto iterations is in docs/elastic-training.md. A `Run` does the training.
 """
 
 from collections.abc import Mapping, Sequence

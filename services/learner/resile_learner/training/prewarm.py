@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..probe import probe_digest
 
-with suppress(ModuleNotFoundError):
-    importlib.import_module("torch.profiler._cupti_monitor")  # a first step imports it, where torch has it
+with suppress(Exception):  # torch's own, which may lack it, and does without
+    importlib.import_module("torch.profiler._cupti_monitor")  # a first step imports it
 
 _M_TRIM_THRESHOLD = -1  # numbers of malloc.h
 _M_MMAP_THRESHOLD = -3
@@ -53,16 +53,27 @@ def prewarm_optimizer(optimizer: torch.optim.Optimizer) -> None:
     """
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     is_known = type(optimizer).__module__.startswith("torch.")
-    if not parameters or not is_known or any(parameter.device.type != "cpu" for parameter in parameters):
+    if not is_known or any(parameter.device.type != "cpu" for parameter in parameters):
         return
-    parameter = min(parameters, key=Tensor.numel).detach().clone()
+    times = 1
+    with suppress(Exception):  # LBFGS needs a closure, SparseAdam sparse gradients; the first step will tell the rest
+        times += _num_state_tensors(optimizer, parameters)
+    _touch(parameters, times=times)
+
+
+def _num_state_tensors(optimizer: torch.optim.Optimizer, parameters: Sequence[Tensor]) -> int:
+    """Take the step; return how many tensors of the size of the parameter belong to its state."""
+    smallest = min(parameters, key=Tensor.numel)
+    group = next(group for group in optimizer.param_groups if any(each is smallest for each in group["params"]))
+    parameter = smallest.detach().clone()
     parameter.grad = torch.zeros_like(parameter)
     twin = copy.deepcopy(optimizer, {id(each): each for each in parameters})  # copies no parameter
-    twin.param_groups = [{**twin.param_groups[0], "params": [parameter]}]
-    with suppress(TypeError, RuntimeError):  # LBFGS needs a closure, SparseAdam sparse gradients
-        twin.step()
-    state = [each for each in twin.state[parameter].values() if isinstance(each, Tensor)]
-    _touch(parameters, times=1 + sum(each.shape == parameter.shape for each in state))
+    twin.param_groups = [{**group, "params": [parameter]}]
+    if smallest in twin.state:  # some optimizers make it before the first step
+        twin.state[parameter] = twin.state.pop(smallest)
+    twin.step()
+    state = {name: each for name, each in twin.state[parameter].items() if name != "step"}
+    return sum(isinstance(each, Tensor) and each.shape == parameter.shape for each in state.values())
 
 
 def _touch(parameters: Sequence[Tensor], *, times: int) -> None:

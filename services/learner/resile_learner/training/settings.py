@@ -64,8 +64,6 @@ class TrainingSettings:
                 "forward and backward pass: choose num_shards such that a shard of the largest batch fits, and leave "
                 "micro_batch_size out"
             )
-        if self.batch_range is not None:
-            self._check_range(self.batch_range)
 
     @property
     def is_fast(self) -> bool:
@@ -89,15 +87,18 @@ class TrainingSettings:
             "max_iterations": self.max_iterations,
         }
 
-    def _check_range(self, batch_range: tuple[int, int]) -> None:
-        least, most = batch_range
+    def check_batch_range(self) -> None:
+        """Raise UsageError if ``batch_range`` cannot work; a stream and a batch sampler can have none."""
+        if self.batch_range is None:
+            return
+        least, most = self.batch_range
         if not 1 <= least <= self.batch_size <= most:
             raise UsageError(
-                f"batch_range is {batch_range} and batch_size {self.batch_size}: the range is (least, most), and "
+                f"batch_range is {self.batch_range} and batch_size {self.batch_size}: the range is (least, most), and "
                 "batch_size, with which training starts, lies in it"
             )
         if most > MAX_SAMPLES:
-            raise UsageError(f"batch_range is {batch_range}: its most is {MAX_SAMPLES} or less")
+            raise UsageError(f"batch_range is {self.batch_range}: its most is {MAX_SAMPLES} or less")
 
 
 def facts_of(

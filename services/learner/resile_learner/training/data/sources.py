@@ -52,6 +52,7 @@ def plan_batches(dataset: Any, settings: TrainingSettings) -> BatchPlan:
     batch_range = settings.batch_range
     if batch_range and settings.batch_sampler:
         raise UsageError("batch_range was given beside a batch sampler, which decides the batches: leave it out")
+    settings.check_batch_range()
     plan = planned(
         len(checked_dataset(dataset, name="training")),
         settings.batch_size,
