@@ -7,7 +7,7 @@ from resile_monitor.projection import Projection
 from resile_shared.http.api import JobView
 from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.hosts import HostState, WorkerExit
-from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
+from resile_shared.messages.jobs import JobRecord, JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import BatchStep, CheckpointSaved, Failed, Report, Warned
 
@@ -203,4 +203,3 @@ def test_all_that_was_chosen_at_the_submission_is_shown_but_the_values_of_variab
     }
     assert "secret" not in view.model_dump_json()
     assert shown(job()).settings == {}
-    assert JobSpec.model_fields.keys() - JobView.model_fields.keys() <= {*chosen, "package"}
