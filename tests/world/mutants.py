@@ -380,7 +380,7 @@ MUTANTS = (
     Mutant(
         "new scheduler believes that two jobs hold one slot",
         "it cannot start",
-        f"{_CORE}.restore",
+        f"{_CORE}.takeover",
         "            if slot in self._pool.holders:",
         "            if False:",
     ),
@@ -1006,7 +1006,7 @@ MUTANTS = (
     Mutant(
         "policies share slots as if every job could use each",
         "a job is waiting for slots beside idle ones of hosts that it may use",
-        f"{_CORE}.rooms",
+        f"{_CORE}.job_rooms",
         "    if not confining:\n",
         "    if True:\n",
     ),
