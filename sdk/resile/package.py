@@ -72,11 +72,11 @@ def _with_companions(folder: Path, script: str) -> Package:
     below = _Folder(folder, script)
     files, folders = below.beside_script()
     chosen = _within_limits(folder, files)
-    num_bytes = sum(file.stat().st_size for file in chosen.values())
+    num_bytes = sum(_num_bytes(file) for file in chosen.values())
     for each in folders:
         small = below.small(each, max_files=MAX_FILES - len(chosen), max_bytes=MAX_BYTES - num_bytes)
         chosen |= {file.relative_to(folder).as_posix(): file for file in small}
-        num_bytes += sum(file.stat().st_size for file in small)
+        num_bytes += sum(_num_bytes(file) for file in small)
     return Package(_archive(chosen), script, tuple(chosen), tuple(below.left_out))
 
 
@@ -149,7 +149,7 @@ class _Folder:
         try:
             for file in self._companions(folder):
                 files.append(file)
-                num_bytes += file.stat().st_size
+                num_bytes += _num_bytes(file)
                 if reason := _excess(len(files), num_bytes, max_files=max_files, max_bytes=max_bytes):
                     break
         except _Unreadable:
@@ -173,7 +173,7 @@ class _Folder:
 
     def _is_small(self, file: Path) -> bool:
         """Whether a file goes with the script; if not, it is noted."""
-        num_bytes = file.stat().st_size
+        num_bytes = _num_bytes(file)
         if file.suffix == ".py" or num_bytes <= MAX_COMPANION_BYTES:
             return True
         self._leave_out(file, f"{num_bytes / 1e6:.0f} MB")
@@ -189,6 +189,8 @@ class _Folder:
             names = sorted(os.listdir(folder))
             if names:
                 (folder / names[0]).lstat()  # names alone can be listed where files cannot be opened
+        except FileNotFoundError:  # removed meanwhile
+            names = sorted(os.listdir(folder)) if folder.exists() else []
         except OSError as error:
             raise _Unreadable(
                 f"{folder} cannot be packed: {error.strerror}: check its permissions, or name it in .resileignore"
@@ -245,7 +247,7 @@ def _within_limits(folder: Path, files: Iterable[Path]) -> dict[str, Path]:
     for file in files:
         name = file.relative_to(folder).as_posix()
         chosen[name] = file
-        sizes[name] = file.stat().st_size
+        sizes[name] = _num_bytes(file)
         num_bytes += sizes[name]
         if len(chosen) > MAX_FILES:
             raise UsageError(f"{folder} contains more than {MAX_FILES} files: move the code to a folder of its own")
@@ -259,6 +261,14 @@ def _within_limits(folder: Path, files: Iterable[Path]) -> dict[str, Path]:
     return chosen
 
 
+def _num_bytes(file: Path) -> int:
+    """Return the size of a file; 0 if it was removed meanwhile, as files of a run beside the script may be."""
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return 0
+
+
 def _archive(files: dict[str, Path]) -> bytes:
     buffer = io.BytesIO()
     with (
@@ -267,11 +277,13 @@ def _archive(files: dict[str, Path]) -> bytes:
     ):
         for name, file in sorted(files.items()):
             try:
-                content = file.read_bytes()
+                content, mode = file.read_bytes(), file.stat().st_mode
+            except FileNotFoundError:  # removed meanwhile
+                continue
             except OSError as error:
                 raise UsageError(f"{file} cannot be packed: {error.strerror}: check its permissions") from error
             member = tarfile.TarInfo(name)
             member.size = len(content)
-            member.mode = 0o755 if file.stat().st_mode & stat.S_IXUSR else 0o644
+            member.mode = 0o755 if mode & stat.S_IXUSR else 0o644
             archive.addfile(member, io.BytesIO(content))
     return buffer.getvalue()

@@ -8,9 +8,11 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from resile import package
 from resile.package import MAX_BYTES, Package, pack
 from resile_shared.errors import UsageError
 
@@ -243,3 +245,22 @@ def test_links_to_folders_are_left_out_and_links_to_files_are_followed(folder: P
     package = pack(folder)
     assert "inside.py" in names(package)
     assert not any(name.startswith("loop") for name in names(package))
+
+
+@pytest.mark.parametrize("step", ["_num_bytes", "_archive"])
+def test_files_that_are_removed_meanwhile_are_left_out(
+    step: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run beside the script deletes its older checkpoints."""
+    done = getattr(package, step)
+
+    def remove_before(*arguments: Any) -> Any:
+        (folder / "model.py").unlink(missing_ok=True)
+        shutil.rmtree(folder / "parts", ignore_errors=True)
+        return done(*arguments)
+
+    monkeypatch.setattr(package, step, remove_before)
+    packed = pack(folder / "train.py")
+    with tarfile.open(fileobj=io.BytesIO(packed.content)) as archive:
+        assert "train.py" in archive.getnames()
+        assert "model.py" not in archive.getnames()
