@@ -13,7 +13,8 @@ import os
 import stat
 import tarfile
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +62,7 @@ def pack(path: Path) -> Package:
             return _with_companions(folder, script.name)
         files = iter([folder / script.name])
     chosen = _within_limits(folder, files)
-    return Package(_archive(chosen), script.name, tuple(chosen))
+    return _packed(chosen, script.name)
 
 
 class _Unreadable(UsageError):
@@ -77,7 +78,7 @@ def _with_companions(folder: Path, script: str) -> Package:
         small = below.small(each, max_files=MAX_FILES - len(chosen), max_bytes=MAX_BYTES - num_bytes)
         chosen |= {file.relative_to(folder).as_posix(): file for file in small}
         num_bytes += sum(_num_bytes(file) for file in small)
-    return Package(_archive(chosen), script, tuple(chosen), tuple(below.left_out))
+    return _packed(chosen, script, tuple(below.left_out))
 
 
 def _checked_script(script: Path) -> Path:
@@ -188,9 +189,10 @@ class _Folder:
         try:
             names = sorted(os.listdir(folder))
             if names:
-                (folder / names[0]).lstat()  # names alone can be listed where files cannot be opened
+                with suppress(FileNotFoundError):  # removed meanwhile
+                    (folder / names[0]).lstat()  # names alone can be listed where files cannot be opened
         except FileNotFoundError:  # removed meanwhile
-            names = sorted(os.listdir(folder)) if folder.exists() else []
+            return
         except OSError as error:
             raise _Unreadable(
                 f"{folder} cannot be packed: {error.strerror}: check its permissions, or name it in .resileignore"
@@ -269,19 +271,27 @@ def _num_bytes(file: Path) -> int:
         return 0
 
 
-def _archive(files: dict[str, Path]) -> bytes:
+def _packed(files: Mapping[str, Path], script: str, left_out: tuple[str, ...] = ()) -> Package:
+    """Pack what is there of ``files``: those of a run beside the script may be removed meanwhile."""
+    contents: dict[str, tuple[bytes, int]] = {}
+    for name, file in sorted(files.items()):
+        try:
+            contents[name] = file.read_bytes(), file.stat().st_mode
+        except FileNotFoundError as error:
+            if name == script:
+                raise UsageError(f"{file} was removed while it was packed: submit it again") from error
+        except OSError as error:
+            raise UsageError(f"{file} cannot be packed: {error.strerror}: check its permissions") from error
+    return Package(_archive(contents), script, tuple(name for name in files if name in contents), left_out)
+
+
+def _archive(contents: Mapping[str, tuple[bytes, int]]) -> bytes:
     buffer = io.BytesIO()
     with (
         gzip.GzipFile(filename="", mode="wb", fileobj=buffer, compresslevel=6, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as archive,
     ):
-        for name, file in sorted(files.items()):
-            try:
-                content, mode = file.read_bytes(), file.stat().st_mode
-            except FileNotFoundError:  # removed meanwhile
-                continue
-            except OSError as error:
-                raise UsageError(f"{file} cannot be packed: {error.strerror}: check its permissions") from error
+        for name, (content, mode) in contents.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
             member.mode = 0o755 if mode & stat.S_IXUSR else 0o644

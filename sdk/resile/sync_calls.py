@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class SyncCalls:
-    """Each call waits for that of the same name of ``_client``."""
+    """Each method waits for the method of ``_client`` with the same name."""
 
     _client: AsyncClient
 

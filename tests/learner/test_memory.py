@@ -5,6 +5,7 @@ import gc
 import mmap
 import multiprocessing
 import os
+import re
 import resource
 import signal
 import socket
@@ -449,6 +450,21 @@ def test_memory_is_prewarmed_for_large_buckets_alone(connect: Connect) -> None:
         assert node.agreement is not None
         node.agreement.prewarm(num_bytes=num_bytes)
     assert segments_in_use() == before
+
+
+def resident_bytes() -> int:
+    """Of the segments that this process maps, the bytes whose pages it has mapped."""
+    blocks = re.findall(r"memfd:resile.*?Rss: *(\d+) kB", Path("/proc/self/smaps").read_text(), re.DOTALL)
+    return sum(map(int, blocks)) << 10
+
+
+def test_a_joiner_maps_the_part_of_its_segment_that_its_model_needs(connect: Connect) -> None:
+    """Of pieces and of results, and not 20 MiB: each page costs microseconds."""
+    (node,) = connect(HERE).nodes
+    assert node.agreement is not None
+    before = resident_bytes()
+    node.agreement.prewarm(num_bytes=1 << 20)
+    assert 2 << 20 <= resident_bytes() - before <= (2 << 20) + mmap.PAGESIZE  # results begin within a page
 
 
 def test_a_segment_that_a_member_does_not_name_any_more_counts_as_not_mapped(connect: Connect) -> None:

@@ -82,9 +82,15 @@ def test_memory_of_state_and_gradients_is_touched(
         touched.append(tensor.shape)
         return zeros_like(tensor)
 
+    def refuse(tensor: torch.Tensor, memo: object) -> torch.Tensor:
+        assert tensor.shape == torch.Size(), "only scalars of the state are copied"
+        return tensor.clone()
+
     optimizer = kind(parameters, lr=0.1)
     with monkeypatch.context() as patched:
         patched.setattr(torch, "zeros_like", record)
+        patched.delattr(torch.nn.Parameter, "__deepcopy__")  # no parameter is copied
+        patched.setattr(torch.Tensor, "__deepcopy__", refuse)
         prewarm.prewarm_optimizer(optimizer)
     assert touched.count(torch.Size([7, 2])) == times
     assert large.shape not in touched

@@ -10,28 +10,23 @@ SDK = Path(__file__).resolve().parents[2] / "sdk" / "resile"
 TARGET = SDK / "sync_calls.py"
 OWN = {"submit_script"}
 """Methods that `sync_client.Client` has in another form."""
+OWN_IMPORTS = (
+    "from collections.abc import AsyncIterator, Coroutine, Iterator",
+    "from typing import Any, TypeVar",
+    "from .client import AsyncClient",
+)
 HEADER = '''"""The calls of `client.AsyncClient` without asyncio.
 
 Written by `python -m tests.sdk.sync_calls`: do not edit it.
 """
 
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
-from pathlib import Path
-from typing import Any, TypeVar
-
-from resile_shared.http import api
-from resile_shared.http.slots import SlotsView
-from resile_shared.messages.datasets import Dataset
-from resile_shared.messages.jobs import JobSpec
-from resile_shared.policies import PolicyName
-
-from .client import AsyncClient
+{imports}
 
 T = TypeVar("T")
 
 
 class SyncCalls:
-    """Each call waits for that of the same name of ``_client``."""
+    """Each method waits for the method of ``_client`` with the same name."""
 
     _client: AsyncClient
 
@@ -44,11 +39,17 @@ class SyncCalls:
 
 
 def written() -> str:
-    """Return the module, formatted as all code is."""
+    """Return the module, formatted as all code is, with those of the client's imports that it uses."""
     tree = ast.parse((SDK / "client.py").read_text())
     (client,) = (node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "AsyncClient")
-    text = HEADER + "".join(f"\n{method}\n" for method in _methods(client))
-    command = [sys.executable, "-m", "ruff", "format", "--stdin-filename", str(TARGET), "-"]
+    imports = [ast.unparse(node) for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
+    text = HEADER.replace("{imports}", "\n".join([*imports, *OWN_IMPORTS]))
+    text += "".join(f"\n{method}\n" for method in _methods(client))
+    return _ruff("format", text=_ruff("check", "--fix-only", "--select", "F,I", text=text))
+
+
+def _ruff(*arguments: str, text: str) -> str:
+    command = [sys.executable, "-m", "ruff", *arguments, "--stdin-filename", str(TARGET), "-"]
     return subprocess.run(command, input=text, capture_output=True, text=True, check=True).stdout
 
 

@@ -247,20 +247,35 @@ def test_links_to_folders_are_left_out_and_links_to_files_are_followed(folder: P
     assert not any(name.startswith("loop") for name in names(package))
 
 
-@pytest.mark.parametrize("step", ["_num_bytes", "_archive"])
+@pytest.mark.parametrize("step", ["_is_package", "_num_bytes", "_packed"])
 def test_files_that_are_removed_meanwhile_are_left_out(
     step: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A run beside the script deletes its older checkpoints."""
+    """A run beside the script deletes its older checkpoints: before a folder is listed, or a file sized or read."""
     done = getattr(package, step)
 
     def remove_before(*arguments: Any) -> Any:
         (folder / "model.py").unlink(missing_ok=True)
-        shutil.rmtree(folder / "parts", ignore_errors=True)
-        return done(*arguments)
+        found = done(*arguments) if step == "_is_package" else None
+        if step != "_is_package" or arguments[0].name == "parts":  # just before it is listed
+            shutil.rmtree(folder / "parts", ignore_errors=True)
+        return done(*arguments) if found is None else found
 
     monkeypatch.setattr(package, step, remove_before)
     packed = pack(folder / "train.py")
     with tarfile.open(fileobj=io.BytesIO(packed.content)) as archive:
-        assert "train.py" in archive.getnames()
-        assert "model.py" not in archive.getnames()
+        assert archive.getnames() == sorted(packed.files)
+    assert "train.py" in packed.files
+    assert not {"model.py", "parts/block.py"}.intersection(packed.files)
+
+
+def test_a_script_that_is_removed_meanwhile_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = package._packed
+
+    def remove_before(*arguments: Any) -> Package:
+        (folder / "train.py").unlink()
+        return done(*arguments)
+
+    monkeypatch.setattr(package, "_packed", remove_before)
+    with pytest.raises(UsageError, match=r"train\.py was removed while it was packed"):
+        pack(folder / "train.py")

@@ -140,9 +140,8 @@ class ElasticLoader:
         while self._iteration is not None:
             opened = self._iteration
             self._is_used, self._epoch = False, opened.epoch
-            seed_all(
-                mix(self._settings.seed, "start of epoch", opened.epoch)
-            )  # as on a worker that begins in this epoch
+            # As on a worker that begins in this epoch.
+            seed_all(mix(self._settings.seed, "start of epoch", opened.epoch))
             try:
                 yield opened.epoch
             except GeneratorExit:  # `break`, `return` or an error: a generator cannot tell which

@@ -58,8 +58,8 @@ def _remembered(method: Callable[Concatenate["Iteration", P], T]) -> Callable[Co
 class Iteration:
     """One optimizer step over one global batch.
 
-    ``loss`` and ``metrics`` are those of the global batch once `exchange` has returned True. ``header`` returns the
-    header of the round that follows so many exchanges of the iteration.
+    ``loss`` and ``metrics`` are those of the global batch once `exchange` has returned True. ``header(n)`` builds the
+    header of the round after ``n`` exchanges of this iteration.
     """
 
     def __init__(self, spec: IterationSpec, workspace: Workspace, header: Callable[[int], RoundHeader]) -> None:

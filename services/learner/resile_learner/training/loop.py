@@ -166,20 +166,20 @@ class ElasticLoop:
     @property
     def missing_gradients(self) -> str:
         """See `PreparedLoop`."""
-        iteration = self.run.open
+        iteration = self.run.newest
         if iteration is None or not iteration.has_begun or iteration.is_exchanged:
             return ""
         return "an ElasticLoop has gradients after iteration.exchange(): write the lines that use them below it"
 
     def complete_if_left(self) -> None:
         """See `PreparedLoop`."""
-        iteration = self.run.open
+        iteration = self.run.newest
         if self._departure.has_left and iteration and (not iteration.has_begun or iteration.is_complete):
             self.complete()
 
     def complete(self) -> None:
         """See `PreparedLoop`."""
-        iteration = self.run.open
+        iteration = self.run.newest
         if self.run.result:
             return
         if iteration is None:

@@ -1,8 +1,12 @@
-"""Touches memory and loads kernels before a worker joins, so that the others need not wait for it at its first step."""
+"""Memory and kernels of a worker: what it frees is kept, and what its first step needs is ready before it joins.
+
+The others would otherwise wait for a joining worker at its first step.
+"""
 
 import copy
 import ctypes
 import importlib
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
@@ -56,7 +60,7 @@ def prewarm_optimizer(optimizer: torch.optim.Optimizer) -> None:
     if not is_known or any(parameter.device.type != "cpu" for parameter in parameters):
         return
     times = 1
-    with suppress(Exception):  # LBFGS needs a closure, SparseAdam sparse gradients; the first step will tell the rest
+    with suppress(Exception):  # LBFGS needs a closure, SparseAdam sparse gradients; a real step reports other errors
         times += _num_state_tensors(optimizer, parameters)
     _touch(parameters, times=times)
 
@@ -67,10 +71,10 @@ def _num_state_tensors(optimizer: torch.optim.Optimizer, parameters: Sequence[Te
     group = next(group for group in optimizer.param_groups if any(each is smallest for each in group["params"]))
     parameter = smallest.detach().clone()
     parameter.grad = torch.zeros_like(parameter)
-    twin = copy.deepcopy(optimizer, {id(each): each for each in parameters})  # copies no parameter
+    twin = copy.copy(optimizer)
     twin.param_groups = [{**group, "params": [parameter]}]
-    if smallest in twin.state:  # some optimizers make it before the first step
-        twin.state[parameter] = twin.state.pop(smallest)
+    twin.state = defaultdict(dict)
+    twin.state[parameter] = copy.deepcopy(optimizer.state.get(smallest, {}))  # some make it before the first step
     twin.step()
     state = {name: each for name, each in twin.state[parameter].items() if name != "step"}
     return sum(isinstance(each, Tensor) and each.shape == parameter.shape for each in state.values())

@@ -66,7 +66,7 @@ class Run:
         self.optimizers = list(optimizers)
         self.settings = settings
         self.session: Session = current_session()
-        self.open: Iteration | None = None
+        self.newest: Iteration | None = None
         """The newest iteration that `iterations` has yielded."""
         self._dataset = dataset
         self._has_epochs = has_epochs
@@ -78,9 +78,9 @@ class Run:
         self._source = open_source(dataset, settings, num_turns=self._num_turns, position=lambda: self._position)
         self._reproducibility = Reproducibility(settings.mode)
         self._schedule = self._open_schedule()
-        self._parameters = list(model.parameters())
-        self._gradients = gradients_of(self.optimizers, self._parameters)
-        self._digest = RollingDigest(self._parameters)
+        parameters = list(model.parameters())
+        self._gradients = gradients_of(self.optimizers, parameters)
+        self._digest = RollingDigest(parameters)
         self._noise = NoiseScale()
         self._buffers = Buffers(model)
         # With a batch that changes, there may be more iterations than a schedule was made for.
@@ -92,7 +92,7 @@ class Run:
             has_fixed_length=settings.batch_range is None and self._source.has_known_length,
         )
         self._new_members = NewMembers()
-        self.closures = ClosureSteps(self.optimizers, self._watch.optimizers, self._buffers, lambda: self.open)
+        self.closures = ClosureSteps(self.optimizers, self._watch.optimizers, self._buffers, lambda: self.newest)
         self.attributes = ScriptAttributes(model, self.optimizers)
         self.received = ReceivedState(
             model,
@@ -114,7 +114,7 @@ class Run:
             first = self.plan.batch_size
             for each in self.optimizers:
                 LearningRateScale(each, settings.learning_rate_rule, lambda: self.plan.batch_size / first)
-        self._scalers = prepared_scalers(settings.state, self._parameters)
+        self._scalers = prepared_scalers(settings.state, parameters)
         self.ledger = self._source.ledger()
         self.state = RunState(model, self._parts(), settings.state, after_load=self._on_load)
         self._checkpoints = Checkpointer(self.session, every=settings.checkpoint_every)
@@ -159,7 +159,8 @@ class Run:
 
     def _iterate(self, workspace: Workspace) -> Iterator[Iteration]:
         """One iteration. Raises Abandoned if a member was lost in it."""
-        phases, view, position, turn = self.session.phases, self.session.view, self._position, self._turn
+        phases, view = self.session.phases, self.session.view
+        position, turn = self._position, self.state.progress.turn
         self._watch.check_unchanged(
             epochs=self.settings.epochs, iteration=self.iteration, iterations_total=self.iterations_total
         )
@@ -169,9 +170,10 @@ class Run:
         batch = self._source.batch(position, view)
         self._count_iterations()
 
-        are_all_compared = self._is_comparison_due and not self.settings.is_fast
+        is_due, has_same_bits = self._is_comparison_due, not self.settings.is_fast
+        are_all_compared = is_due and has_same_bits
         self._watch.begin_iteration(is_compared=are_all_compared)
-        self._buffers.begin_iteration(compares_values=self._is_comparison_due or view.workers != self._last_members)
+        self._buffers.begin_iteration(compares_values=is_due or view.workers != self._last_members)
         spec = IterationSpec(
             number=self.iteration,
             batch=batch,
@@ -180,13 +182,13 @@ class Run:
             num_turns=self._num_turns,
             view=view,
             seed=self.settings.seed,
-            is_compared=are_all_compared or (self._new_members.takes_part(view) and not self.settings.is_fast),
+            is_compared=has_same_bits and (is_due or self._new_members.takes_part(view)),
             keeps_shards=self.closures.are_used,
             has_epochs=self._has_epochs,
             last=self._protocol.reports.last,
         )
         is_new = self._new_members.is_new and spec.held.hi > spec.held.lo
-        self.open = iteration = Iteration(
+        self.newest = iteration = Iteration(
             spec, workspace, partial(self._header, compares_state=self._compares_state, is_new=is_new)
         )
         steps = self._watch.steps[turn]
@@ -257,7 +259,7 @@ class Run:
     def epoch(self) -> int:
         """The epoch, from 0, of the open iteration; between iterations and after the end, that of the newest one."""
         progress = self.state.progress
-        is_open = self.open is not None and self.open.number == progress.iteration
+        is_open = self.newest is not None and self.newest.number == progress.iteration
         return progress.epoch if is_open else progress.last_epoch
 
     @property
@@ -383,16 +385,12 @@ class Run:
         return len(self.optimizers)
 
     @property
-    def _turn(self) -> int:
-        return self.state.progress.turn
-
-    @property
     def _position(self) -> Position:
         return Position(self.state.progress.epoch, self.state.progress.sample)
 
     @property
     def _has_begun(self) -> bool:
-        return self.open is not None and self.open.number == self.iteration and self.open.has_begun
+        return self.newest is not None and self.newest.number == self.iteration and self.newest.has_begun
 
     @property
     def _is_comparison_due(self) -> bool:
@@ -406,7 +404,7 @@ class Run:
         return self._position.sample == 0 or is_compared_iteration(self.iteration // self._num_turns)
 
     def _may_update(self) -> bool:
-        return self.open is None or self.open.is_exchanged or not self.open.has_begun
+        return self.newest is None or self.newest.is_exchanged or not self.newest.has_begun
 
     def _on_load(self) -> None:
         self._buffers.adopt()

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 Content = type[BaseModel] | str
 """What a body holds: JSON of a model, or any bytes of a media type."""
-Handler = TypeVar("Handler", bound=Callable[..., Awaitable[web.StreamResponse]])
+Method = TypeVar("Method", bound=Callable[..., Awaitable[web.StreamResponse]])
 _ATTRIBUTE = "operation"
 
 
@@ -29,7 +29,7 @@ class Operation:
     is_keyed: bool = True
     """Whether a request repeated with its Idempotency-Key takes effect once; requests that only read have no key."""
 
-    def __call__(self, handler: Handler) -> Handler:
+    def __call__(self, handler: Method) -> Method:
         """Declare, as a decorator, that the method ``handler`` carries out this operation."""
         setattr(handler, _ATTRIBUTE, self)
         return handler
