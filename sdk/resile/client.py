@@ -8,27 +8,22 @@ Every call raises Unreachable when the pool does not answer, and Refused when it
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Mapping, Sequence
-from datetime import datetime
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from typing import Self, TypedDict, Unpack
+from typing import Self, Unpack
 from urllib.parse import quote
 
-from pydantic import ValidationError
-
-from resile_shared.bus.envelope import describe
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.http import api
 from resile_shared.http.slots import SlotsView
 from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.policies import PolicyName
-from resile_shared.requirements import parse_requirements, read_requirements
 from resile_shared.storage.model_files import format_of
 from resile_shared.version import VERSION, VersionMismatch
 
 from .http_requests import LISTING_TIMEOUT, HttpRequests, Server
-from .package import pack
+from .job_options import JobOptions, PackedJob, pack_job
 from .pool.home import read_pool
 
 DEFAULT_HOME = Path("~/.resile")
@@ -56,29 +51,6 @@ def find_server(url: str | None = None, *, home: Path | None = None) -> Server:
     if not token:
         raise UsageError(f"the pool at {url} requires a token: set RESILE_TOKEN")
     return Server(url.rstrip("/"), token)
-
-
-class JobOptions(TypedDict, total=False):
-    """What a job may ask for; what is left out has its default (`resile submit --help`)."""
-
-    name: str
-    env: Mapping[str, str]
-    requirements: Sequence[str] | Path
-    """Requirements beyond the pool's packages, as for pip, or the path of a requirements.txt or pyproject.toml."""
-    data: Sequence[str]
-    """Names of registered datasets."""
-    mounts: Sequence[str]
-    """Paths that must exist on the job's hosts."""
-    min_workers: int
-    max_workers: int
-    sizes: Sequence[int]
-    deadline: datetime
-    priority: int
-    tenant: str
-    group: str
-    placement: str
-    gang: bool
-    restartable: bool
 
 
 class AsyncClient:
@@ -150,15 +122,13 @@ class AsyncClient:
 
         Raises UsageError if an option is invalid.
         """
-        path = Path(path)
-        package = await asyncio.to_thread(pack, path)
-        name = path.resolve().name if path.is_dir() else path.stem
-        required = _requirements(options.pop("requirements", ()))
-        data = [await self.dataset(each) for each in options.pop("data", ())]
-        fields = {"name": name, "script": package.script, "args": tuple(args), "requirements": required, **options}
-        fields["data"] = tuple(data)
-        _checked(fields | {"package": "checked before the upload"})
-        return await self.submit(_checked(fields | {"package": await self.upload(package.content)}))
+        job = await asyncio.to_thread(pack_job, Path(path), args, **options)
+        return (await self.submit_packed(job)).id
+
+    async def submit_packed(self, job: PackedJob) -> api.Submission:
+        """Upload and submit a job that `pack_job` packed; return its id, and a warning as `submission` does."""
+        data = [await self.dataset(name) for name in job.dataset_names]
+        return await self.submission(job.spec(package=await self.upload(job.package.content), data=data))
 
     async def set_priority(self, job: str, priority: int) -> None:
         """Change the priority of a job."""
@@ -332,20 +302,3 @@ class AsyncClient:
         if admission.version != VERSION:
             raise VersionMismatch(pool=admission.version)
         return admission
-
-
-def _requirements(given: Sequence[str] | Path) -> tuple[str, ...]:
-    """Return requirements in one spelling. Raises UsageError."""
-    if isinstance(given, Path):
-        return read_requirements(given)
-    try:
-        return parse_requirements([given] if isinstance(given, str) else given)
-    except ValueError as error:
-        raise UsageError(f"requirements: {error}") from error
-
-
-def _checked(fields: Mapping[str, object]) -> JobSpec:
-    try:
-        return JobSpec.model_validate(fields)
-    except ValidationError as error:
-        raise UsageError(f"invalid job: {describe(error, JobSpec)}") from error

@@ -14,6 +14,7 @@ from resile_shared.messages.jobs import JobSpec
 from resile_shared.policies import PolicyName
 
 from .client import AsyncClient
+from .job_options import PackedJob
 
 T = TypeVar("T")
 
@@ -60,6 +61,10 @@ class SyncCalls:
     def submission(self, spec: JobSpec) -> api.Submission:
         """Submit a job; return its id once it is stored, and a warning if no host that is up can run it."""
         return self._run(self._client.submission(spec))
+
+    def submit_packed(self, job: PackedJob) -> api.Submission:
+        """Upload and submit a job that `pack_job` packed; return its id, and a warning as `submission` does."""
+        return self._run(self._client.submit_packed(job))
 
     def set_priority(self, job: str, priority: int) -> None:
         """Change the priority of a job."""

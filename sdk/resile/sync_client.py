@@ -19,9 +19,10 @@ from typing import Any, Self, TypeVar, Unpack
 
 from resile_shared.errors import ResileError
 
-from .client import AsyncClient, JobOptions
+from .client import AsyncClient
 from .http_requests import Server
 from .job import Job
+from .job_options import JobOptions
 from .sync_calls import SyncCalls
 
 T = TypeVar("T")

@@ -1,6 +1,7 @@
 """Digests: recomputed independently, equal everywhere, without side effects."""
 
 import hashlib
+import itertools
 import math
 import random
 from typing import Any
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from resile_learner.state.flat import flatten, unflatten
-from resile_learner.training.digest import RollingDigest, dataset_digest, params_sha256, state_digest
+from resile_learner.training.digest import RollingDigest, bits_of, dataset_digest, params_sha256, state_digest
 
 
 def recomputed(arrays: dict[str, Any]) -> str:
@@ -220,3 +221,31 @@ def test_the_digest_of_a_state_tells_values_and_tensors_apart(size: int) -> None
 
 def test_the_digest_of_a_state_tells_filled_tensors_apart() -> None:
     assert state_digest(torch.full((4,), 1.0)) != state_digest(torch.full((4,), 2.0))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.randn(33, 5),
+        torch.randn(7)[1:],  # does not begin at a multiple of eight bytes
+        torch.randn(6, 4).t(),
+        torch.randn(4, 6)[:, ::2],
+        torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        torch.randn(5).bfloat16(),
+        torch.randn(3, dtype=torch.complex64),
+        torch.tensor(1.0),
+    ],
+    ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}",
+)
+def test_the_bits_of_a_tensor_show_a_change_of_any_element_and_of_all_signs(tensor: torch.Tensor) -> None:
+    before = int(bits_of(tensor))
+    assert int(bits_of(tensor.clone())) == before
+    for index in itertools.product(*map(range, tensor.shape)):
+        changed = tensor.clone()
+        changed[index] += 1
+        assert int(bits_of(changed)) != before
+    assert int(bits_of(-tensor)) != before
+
+
+def test_nothing_and_sparse_gradients_have_no_bits() -> None:
+    assert [int(bits_of(each)) for each in (None, torch.eye(3).to_sparse(), torch.zeros(0))] == [0, 0, 0]

@@ -3,7 +3,9 @@
 import inspect
 import subprocess
 import sys
+from datetime import datetime
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import aiohttp
@@ -12,12 +14,14 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from resile import AsyncClient, Client, http_requests
+from resile.cli import jobs
 from resile.http_requests import Unreachable
 from resile.job import JobNotCompleted
+from resile.job_options import JobOptions
 from resile.svg_chart import Chart, Mark, Series, line_chart, stacked_chart
 from resile.watching import MAX_POINTS, Watched
 from resile_shared.errors import ResileError, UsageError
-from resile_shared.messages.jobs import JobState
+from resile_shared.messages.jobs import JobSpec, JobState
 
 from .api_server import ApiServer, job_view
 
@@ -67,6 +71,45 @@ def test_what_is_wrong_with_a_job_is_said_before_the_upload(api_server: ApiServe
     script.write_text("")
     with Client() as client, pytest.raises(UsageError, match="priority must be an integer from 1"):
         client.submit_script(script, priority=0)
+
+
+@pytest.mark.parametrize(
+    ("options", "answer"),
+    [
+        ({"gang": True}, "gang must be a number of workers from 1 to 10000"),
+        ({"gang": 4, "max_workers": 4}, "gang 4: it always has 4 workers: leave out min_workers, max_workers"),
+        ({"compat": "other"}, "compat: there is no interface other: use ibm-edt"),
+        ({"env": {"PYTHONHASHSEED": "1"}}, "env: PYTHONHASHSEED cannot be set"),
+        ({"deadline": datetime(2001, 1, 1)}, "deadline: 2001-01-01 00:00 has passed: give a later time"),
+        ({"colour": "red"}, "colour is unknown"),
+    ],
+)
+def test_options_that_no_job_can_have_are_refused_before_the_upload(
+    options: Any, answer: str, api_server: ApiServer, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    with Client() as client, pytest.raises(UsageError, match=answer):
+        client.submit_script(script, **options)
+    assert not api_server.packages
+
+
+def test_a_gang_has_the_number_of_workers_that_it_is_given(api_server: ApiServer, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    with Client() as client:
+        client.submit_script(script, gang=4, compat="ibm-edt")
+    _, spec = api_server.asked[-1]
+    assert (spec.gang, spec.min_workers, spec.max_workers) == (True, 4, 4)
+    assert spec.env == {"RESILE_COMPAT": "resile.integrations.ibm_edt"}
+
+
+def test_the_client_and_the_command_have_an_option_for_each_field_of_a_job() -> None:
+    here = set(JobOptions.__annotations__)
+    assert here - {"compat"} == JobSpec.model_fields.keys() - {"package", "script", "args"}
+    parameters = set(inspect.signature(jobs.submit).parameters)
+    assert here - parameters == set()
+    assert parameters - here == {"path", "args", "packages", "server", "home", "as_json"}
 
 
 def test_a_job_names_its_packages_or_the_file_with_them(api_server: ApiServer, tmp_path: Path) -> None:

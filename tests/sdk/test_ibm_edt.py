@@ -15,7 +15,6 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
-from resile.cli.options import COMPAT_MODULES, environment
 from resile.integrations.ibm_edt import activate, parameters
 from resile.integrations.ibm_edt.callbacks import Callback, Logged, Withheld, log
 from resile.integrations.ibm_edt.datasets import load_datasets
@@ -23,6 +22,7 @@ from resile.integrations.ibm_edt.elog import ELog
 from resile.integrations.ibm_edt.emetrics import EMetrics
 from resile.integrations.ibm_edt.fabric_model import FabricModel
 from resile.integrations.ibm_edt.progress import FabricProgress
+from resile.job_options import COMPAT_MODULES, worker_environment
 from resile.training import ElasticModel, seed
 from resile_shared.errors import UsageError
 
@@ -315,7 +315,7 @@ def test_one_worker_downloads_and_the_others_wait_for_it(tmp_path: Path, monkeyp
 
 
 def test_the_command_names_the_module_to_the_workers() -> None:
-    assert environment(["A=1"], "ibm-edt") == {"A": "1", "RESILE_COMPAT": "resile.integrations.ibm_edt"}
-    with pytest.raises(UsageError, match="there is no such interface: use ibm-edt"):
-        environment(None, "horovod")
+    assert worker_environment({"A": "1"}, "ibm-edt") == {"A": "1", "RESILE_COMPAT": "resile.integrations.ibm_edt"}
+    with pytest.raises(UsageError, match="there is no interface horovod: use ibm-edt"):
+        worker_environment({}, "horovod")
     assert COMPAT_MODULES["ibm-edt"] == activate.__module__.rpartition(".")[0]

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 import pytest
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from resile_shared.bus.envelope import describe
+from resile_shared.validation import describe
 
 
 class Order(BaseModel):

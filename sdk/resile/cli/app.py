@@ -25,7 +25,7 @@ from . import (
     watch,
     webhook,
 )
-from .options import DEFAULT_HOME, Compat, Data, Mounts, Requirements, With, environment, required
+from .options import DEFAULT_HOME, Compat, Data, Mounts, Requirements, With, environment, naming_flags, required
 
 SECTIONS = {
     "Train": ("run", "demo"),
@@ -177,9 +177,12 @@ def run(
     """
     from resile_shared.storage.local_datasets import find_dataset
 
+    from ..job_options import worker_environment
     from ..local.plan import parse_batches, parse_plan
     from ..local.settings import Resume, RunSettings
 
+    with naming_flags():
+        variables = worker_environment(environment(env), compat)
     settings = RunSettings(
         script=script,
         args=tuple(args or ()),
@@ -189,7 +192,7 @@ def run(
         requirements=required(packages, requirements),
         data=tuple(find_dataset(home, name) for name in dict.fromkeys(data or ())),
         mounts=tuple(mounts or ()),
-        env=environment(env, compat),
+        env=variables,
         home=home,
         storage=storage,
         resume=Resume(resume or None) if resume is not None else None,

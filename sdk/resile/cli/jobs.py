@@ -3,7 +3,7 @@
 import re
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -23,6 +23,7 @@ from .options import (
     Server,
     With,
     environment,
+    naming_flags,
     pool_command,
     reach,
     required,
@@ -30,10 +31,8 @@ from .options import (
 )
 
 if TYPE_CHECKING:
-    from resile_shared.http.api import Submission
-    from resile_shared.messages.jobs import JobSpec
-
     from ..client import AsyncClient
+    from ..job_options import JobOptions
 
 app = typer.Typer(rich_markup_mode=None)
 MAX_NAMED = 10
@@ -61,8 +60,8 @@ def submit(
         typer.Option(metavar="N", help="Minimum number of workers: wait until this many slots are free. Default: 1."),
     ] = None,
     sizes: Annotated[
-        str, typer.Option(metavar="N,N,...", help="Only these numbers of workers: 1,2,4,8. Default: any.")
-    ] = "",
+        str | None, typer.Option(metavar="N,N,...", help="Only these numbers of workers: 1,2,4,8. Default: any.")
+    ] = None,
     gang: Annotated[
         int | None,
         typer.Option(
@@ -132,50 +131,36 @@ def submit(
     uploaded alone. Hidden files, virtual environments, links to folders, and files that match .resileignore are not
     uploaded. The limit is 50 MB and 5000 files: register data with `resile dataset`.
     """
-    from ..package import pack
+    from ..job_options import pack_job
 
-    package = pack(path)
-    if package.left_out:
-        typer.echo(f"not sent: {_named(package.left_out)}: use --data for what jobs read", err=True)
-    fields = {
-        "name": name or (path.resolve().name if path.is_dir() else path.stem),
-        "script": package.script,
-        "args": tuple(args or ()),
+    options = {
+        "name": name,
+        "env": environment(env),
+        "compat": compat,
         "requirements": required(packages, requirements),
-        "env": environment(env, compat),
+        "data": data,
         "mounts": tuple(str(Path(mount).absolute()) for mount in mounts or ()),
-        **_workers(gang, restartable=restartable, least=min_workers, most=max_workers, sizes=_numbers(sizes)),
-        "deadline": _time(deadline) if deadline is not None else None,
+        "min_workers": min_workers,
+        "max_workers": max_workers,
+        "sizes": _numbers(sizes),
+        "gang": gang,
+        "restartable": restartable,
+        "deadline": _time(deadline),
+        "priority": priority,
+        "tenant": tenant,
         "group": group,
         "placement": placement,
-        **{key: value for key, value in {"priority": priority, "tenant": tenant}.items() if value is not None},
     }
-    _spec({**fields, "package": "validated before the upload"})
-    names = tuple(dict.fromkeys(data or ()))
+    given = cast("JobOptions", {option: value for option, value in options.items() if value is not None})
+    with naming_flags():
+        job = pack_job(path, args or (), **given)
+    if left_out := job.package.left_out:
+        typer.echo(f"not sent: {_named(left_out)}: use --data for what jobs read", err=True)
 
-    async def work(client: "AsyncClient") -> "Submission":
-        fields["data"] = tuple([await client.dataset(name) for name in names])
-        return await client.submission(_spec({**fields, "package": await client.upload(package.content)}))
-
-    submitted = reach(work, server=server, home=home)
+    submitted = reach(lambda client: client.submit_packed(job), server=server, home=home)
     if submitted.warning:
         typer.echo(f"{submitted.id} is {submitted.warning}", err=True)
     show({"id": submitted.id}, [submitted.id], as_json=as_json)
-
-
-def _workers(
-    gang: int | None, *, restartable: bool, least: int | None, most: int | None, sizes: tuple[int, ...]
-) -> dict[str, object]:
-    """Return how many workers the job may have. Raises UsageError."""
-    if gang is None:
-        limits = {"min_workers": least, "max_workers": most}
-        given = {name: number for name, number in limits.items() if number is not None}
-        return {**given, "sizes": sizes, "restartable": restartable}
-    if least is not None or most is not None or sizes:
-        raise UsageError(
-            f"--gang {gang}: it always has {gang} workers: leave out --min-workers, --max-workers, --sizes"
-        )
-    return {"min_workers": gang, "max_workers": gang, "gang": True, "restartable": restartable}
 
 
 def _named(names: tuple[str, ...]) -> str:
@@ -183,41 +168,25 @@ def _named(names: tuple[str, ...]) -> str:
     return printable(", ".join(names[:MAX_NAMED]) + more)
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _numbers(text: str | None) -> tuple[int, ...] | None:
     try:
-        return tuple(int(number) for number in text.split(",")) if text else ()
+        return tuple(int(number) for number in text.split(",")) if text else None
     except ValueError as error:
         raise UsageError(f"--sizes: {text} is not a list of whole numbers: use a form such as 1,2,4,8") from error
 
 
-def _time(text: str) -> datetime:
-    """Parse a time from now, or one of day; without a zone it is that of this machine."""
-    now = datetime.now().astimezone()
+def _time(text: str | None) -> datetime | None:
+    """Parse a time from now, or one of day."""
+    if text is None:
+        return None
     if match := _FROM_NOW.fullmatch(text):
-        return now + timedelta(minutes=int(match[1]) * {"m": 1, "h": 60, "d": 1440}[match[2]])
+        return datetime.now() + timedelta(minutes=int(match[1]) * {"m": 1, "h": 60, "d": 1440}[match[2]])
     try:
-        time = datetime.fromisoformat(text).astimezone()
+        return datetime.fromisoformat(text)
     except ValueError as error:
         raise UsageError(
             f"--deadline: {text} is not a time: use a form such as 90m, 2h, 3d or 2026-01-02T18:00"
         ) from error
-    if time <= now:
-        raise UsageError(f"--deadline: {text} has passed: give a later time")
-    return time
-
-
-def _spec(fields: dict[str, object]) -> "JobSpec":
-    from pydantic import ValidationError
-
-    from resile_shared.messages.jobs import JobSpec
-    from resile_shared.validation import describe_fault
-
-    try:
-        return JobSpec.model_validate(fields)
-    except ValidationError as error:
-        faults = [(".".join(map(str, fault["loc"])), fault["msg"]) for fault in error.errors()]
-        named = [(f"--{name.replace('_', '-')}" if name else "", message) for name, message in faults]
-        raise UsageError("; ".join(describe_fault(*fault) for fault in named)) from error
 
 
 @pool_command(app, "jobs", short_help="List all jobs.")

@@ -3,8 +3,10 @@
 import asyncio
 import inspect
 import os
+import re
 import sys
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -22,6 +24,10 @@ T = TypeVar("T")
 Answer = tuple[object, Iterable[str]]
 """What a command shows: a JSON document, and lines of text."""
 
+_MAY_BE_OPTION = re.compile(r"^\w+|\w+_\w+")
+"""What an error may call an option: its first word, and those that no text has."""
+_FLAGS = {"mounts": "--mount", "requirements": "--with"}
+"""The flags that are not named as what they give."""
 DEFAULT_HOME = Path("~/.resile")
 Server = Annotated[
     str | None,
@@ -69,10 +75,6 @@ DEFAULT_DATA_CACHE = 200.0
 DataCache = Annotated[
     float, typer.Option(metavar="GB", min=0, max=1e6, help="Disk space for fetched datasets on each host.")
 ]
-COMPAT = "RESILE_COMPAT"
-"""The environment variable of workers that names a module of `COMPAT_MODULES`: see `worker/bootstrap.py`."""
-COMPAT_MODULES = {"ibm-edt": "resile.integrations.ibm_edt"}
-"""Modules that give a script the modules and variables of another platform, by the name of its interface."""
 Compat = Annotated[
     str | None,
     typer.Option(
@@ -157,14 +159,32 @@ def required(packages: Iterable[str] | None, file: Path | None) -> tuple[str, ..
     return parse_requirements((*named, *(read_requirements(file) if file else ())))
 
 
-def environment(env: Iterable[str] | None, compat: str | None) -> dict[str, str]:
-    """Return the variables of workers that `--env` and `--compat` name. Raises UsageError."""
-    named = dict(variable(text) for text in env or ())
-    if compat is None:
-        return named
-    if compat not in COMPAT_MODULES:
-        raise UsageError(f"--compat {compat}: there is no such interface: use {', '.join(COMPAT_MODULES)}")
-    return {**named, COMPAT: COMPAT_MODULES[compat]}
+def environment(env: Iterable[str] | None) -> dict[str, str]:
+    """Return the variables of workers that `--env` names. Raises UsageError."""
+    return dict(variable(text) for text in env or ())
+
+
+@contextmanager
+def naming_flags() -> Iterator[None]:
+    """Raise errors about options of a job with the flags that give them, as --max-workers for max_workers."""
+    from ..job_options import InvalidOptions
+
+    try:
+        yield
+    except InvalidOptions as error:
+        raise UsageError("; ".join(map(_with_flags, error.faults))) from error
+
+
+def _with_flags(fault: str) -> str:
+    from ..job_options import JobOptions
+
+    names = JobOptions.__annotations__
+
+    def flag(found: re.Match[str]) -> str:
+        name = found[0]
+        return _FLAGS.get(name, f"--{name.replace('_', '-')}") if name in names else name
+
+    return _MAY_BE_OPTION.sub(flag, fault)
 
 
 def variable(text: str) -> tuple[str, str]:
@@ -176,6 +196,4 @@ def variable(text: str) -> tuple[str, str]:
         if name not in os.environ:
             raise UsageError(f"--env {name}: there is no variable {name} in this environment: set it, or give a value")
         value = os.environ[name]
-    if name == "PYTHONHASHSEED":
-        raise UsageError("--env PYTHONHASHSEED cannot be set: it is always 0, so that two runs give the same bits")
     return name, value

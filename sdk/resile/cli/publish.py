@@ -70,7 +70,7 @@ def _request(name: str, body: str) -> "BaseModel":
     from pydantic import ValidationError
 
     from resile_shared.bus.catalogue import COMMANDS
-    from resile_shared.bus.envelope import describe
+    from resile_shared.validation import describe
 
     if name not in PUBLISHER_COMMANDS:
         raise UsageError(f"{name!r} cannot be published: use one of {', '.join(PUBLISHER_COMMANDS)}")

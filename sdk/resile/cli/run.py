@@ -8,12 +8,12 @@ from pathlib import Path
 
 import orjson
 
+from ..job_options import COMPAT, COMPAT_MODULES
 from ..local.result import Result
 from ..local.run import LocalRun
 from ..local.settings import RunSettings
 from .display import Display, open_display
 from .lenient import LenientStream
-from .options import COMPAT, COMPAT_MODULES
 from .summary import summary
 
 

@@ -18,9 +18,10 @@ from opentelemetry.propagate import inject
 from pydantic import BaseModel, ValidationError
 
 from ..errors import ResileError
+from ..validation import describe
 from .connection import Connection, StoreFailed
 from .consumer import Consumer, ConsumerCreated
-from .envelope import describe, encode
+from .envelope import encode
 from .subjects import BucketSpec
 
 logger = logging.getLogger(__name__)

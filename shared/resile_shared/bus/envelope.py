@@ -15,7 +15,7 @@ from pydantic import BaseModel, RootModel, ValidationError
 
 from ..errors import ResileError
 from ..messages.message import timestamp
-from ..validation import describe_fault
+from ..validation import describe
 
 M = TypeVar("M", bound=BaseModel)
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -103,22 +103,3 @@ def _trace_of(traceparent: str) -> str:
     """Return the trace id of a W3C header, as in ``00-<trace>-<span>-01``; empty for another text."""
     found = _TRACEPARENT.fullmatch(traceparent)
     return found[1] if found else ""
-
-
-def describe(error: ValidationError, model: type[BaseModel] | None = None) -> str:
-    """Return all faults in one line. With ``model``, a number out of bounds is described by its whole range."""
-    faults = []
-    for fault in error.errors(include_url=False, include_input=False, include_context=False):
-        where = ".".join(str(part) for part in fault["loc"])
-        expected = _range_of(model, fault["loc"]) if model else ""
-        faults.append(f"{where} {expected}" if expected else describe_fault(where, fault["msg"]))
-    return "; ".join(faults).replace("\n", " ")
-
-
-def _range_of(model: type[BaseModel], location: tuple[int | str, ...]) -> str:
-    """Return "must be an integer from 1 to 10" for a bounded integer field of ``model``, else nothing."""
-    field = model.model_fields.get(str(location[0])) if len(location) == 1 else None
-    if field is None or field.annotation is not int:
-        return ""
-    bounds = {name: getattr(item, name) for item in field.metadata for name in ("ge", "le") if hasattr(item, name)}
-    return f"must be an integer from {bounds['ge']} to {bounds['le']}" if len(bounds) == 2 else ""

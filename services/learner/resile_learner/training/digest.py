@@ -16,6 +16,7 @@ from .seeds import seed_all, seeded
 _COPY_BYTES = 16 * 2**20  # how much is copied from an accelerator at once
 _WINDOW_BYTES = 16 * 2**10
 _EXACT_BYTES = 64 * 2**10
+_WORD_BYTES = 8
 
 
 class Dataset(Protocol):
@@ -88,7 +89,7 @@ def content_digest(value: Any) -> str:
 def state_digest(state: Any) -> str:
     """Compute a sha256, in hex, of what a ``state_dict()`` returned, to compare workers at rare iterations.
 
-    The order of keys does not count. The bits of a tensor larger than 64 KiB are combined on its device: see `bits_of`.
+    The order of keys does not count. A tensor larger than 64 KiB is added up on its device: see `bits_of`.
     """
     sha = hashlib.sha256()
     for chunk in _state_content(state):
@@ -97,16 +98,20 @@ def state_digest(state: Any) -> str:
 
 
 def bits_of(tensor: Tensor | None) -> Tensor:
-    """Combine the bits of all elements into an integer, in one pass and without waiting for a device.
+    """Add up the memory of a tensor, as 64-bit integers: in one pass, without waiting for a device.
 
-    The result for None and for a sparse tensor is 0.
+    A change of a single element always changes it, by whatever way it is made. It compares tensors of the same dtype,
+    shape and layout. The result for None and for a sparse tensor is 0.
     """
     if tensor is None or tensor.layout != torch.strided:
         return torch.zeros((), dtype=torch.int64)
     plain = torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor.detach()
-    if hasattr(torch, "hash_tensor"):  # since PyTorch 2.9
-        return torch.hash_tensor(plain).view(torch.int64)
-    return torch.tensor(int(content_digest(plain)[:15], 16))
+    memory = byte_view(in_memory_order(plain)[1])
+    if memory.storage_offset() % _WORD_BYTES:
+        memory = memory.clone()
+    num_words = len(memory) // _WORD_BYTES
+    words, rest = memory[: num_words * _WORD_BYTES], memory[num_words * _WORD_BYTES :]
+    return words.view(torch.int64).sum() + rest.sum()
 
 
 class RollingDigest:

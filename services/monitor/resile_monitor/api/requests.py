@@ -9,8 +9,8 @@ from typing import TypeVar
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
-from resile_shared.bus.envelope import describe
 from resile_shared.http.server import BODY_SECONDS
+from resile_shared.validation import describe
 
 from .problems import ProblemError
 

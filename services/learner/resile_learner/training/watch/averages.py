@@ -95,18 +95,22 @@ class AverageWatch:
         own = {id(module) for module in self._model.modules()}
         listed = [shapes, [parameter.shape for parameter in trained.values()]]
         known = {tensor.data_ptr() for tensor in named.values()} | set(_addresses(self._state))
-        is_module: dict[type, bool] = {}
+        lengths = {len(named), len(trained)}
+        is_module = _ModuleTypes()
         for value in gc.get_objects():
             kind = type(value)
             if kind is dict:
+                if len(value) not in lengths:
+                    continue  # half a million objects are looked at
                 like = next((each for each in (named, trained) if value.keys() == each.keys()), None)
                 if like and all(isinstance(v, Tensor) and v.shape == like[name].shape for name, v in value.items()):
                     yield from self._unless_known("a dict of tensors by the names of the parameters", value, known)
             elif kind is list or kind is tuple:
-                is_of_tensors = bool(value) and all(isinstance(each, Tensor) for each in value)
-                if is_of_tensors and [each.shape for each in value] in listed:
+                if len(value) not in lengths or not all(isinstance(each, Tensor) for each in value):
+                    continue
+                if value and [each.shape for each in value] in listed:
                     yield from self._unless_known("a list of tensors like the parameters", value, known)
-            elif is_module.setdefault(kind, issubclass(kind, nn.Module)) and id(value) not in own:
+            elif is_module[kind] and id(value) not in own:
                 tensors = list(value.parameters())
                 if [tensor.shape for tensor in tensors] == shapes:
                     yield from self._unless_known(f"a second {kind.__name__} like the model", tensors, known)
@@ -153,6 +157,14 @@ def _values(copy: Copy) -> list[Tensor]:
 def _marks(copy: Copy) -> Marks:
     """What changes when a tensor is written to or replaced."""
     return tuple((tensor.data_ptr(), tensor._version) for tensor in _values(copy))
+
+
+class _ModuleTypes(dict[type, bool]):
+    """Whether types are of modules, looked up faster than asked."""
+
+    def __missing__(self, kind: type) -> bool:
+        self[kind] = issubclass(kind, nn.Module)
+        return self[kind]
 
 
 def _not_in_state(what: str) -> UsageError:

@@ -10,6 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from resile_shared.errors import UsageError
 
+from ..digest import bits_of
 from .carried_state import CarriedStateWatch
 from .own_generators import OwnGenerators
 
@@ -98,12 +99,12 @@ class BodyWatch:
                         "loader.iteration, or use a learning-rate schedule"
                     )
 
-    def _parameters(self) -> dict[str, object]:
-        return {name: next(_summed(parameter.detach())) for name, parameter in self._model.named_parameters()}
+    def _parameters(self) -> dict[str, int]:
+        return {name: int(bits_of(parameter)) for name, parameter in self._model.named_parameters()}
 
-    def _check_parameters(self, before: dict[str, object]) -> None:
+    def _check_parameters(self, before: dict[str, int]) -> None:
         for name, value in self._parameters().items():
-            if repr(value) != repr(before.get(name)):  # NaN equals itself here
+            if value != before.get(name):
                 raise UsageError(
                     f"the body of the loop changed the parameter {name} in a batch that does not complete an "
                     "iteration, so that it would change more often on a worker that computes more batches. Change it "
@@ -124,9 +125,9 @@ class BodyWatch:
 
 
 def _summed(value: Any) -> Iterator[object]:
-    """Yield plain values as they are, and the sum of each tensor, which is cheap on any device."""
+    """Yield plain values as they are, and the sum of each tensor's memory, which is cheap on any device."""
     if isinstance(value, Tensor):
-        yield value.sum(dtype=torch.float64 if value.is_floating_point() else None).tolist() if value.numel() else 0
+        yield int(bits_of(value))
     elif isinstance(value, Mapping):
         for key, item in value.items():
             yield key
