@@ -22,7 +22,7 @@ from .lone_launch import check_not_started_several_times
 from .membership.events import Switch
 from .messages import Completed, Message, Progress, Ready
 from .phases import Phases
-from .state.run import RunState
+from .state.run import Handover, RunState
 
 LEFT = (
     "the training call was left before its end: to end training early, call stop() of its loop instead of raising an "
@@ -157,6 +157,9 @@ class Session(Protocol):
         With ``can_pause`` it stops waiting when the agent asks for a pause.
         """
 
+    def has_change(self, next_iteration: int) -> bool:
+        """Whether there is something to agree on before ``next_iteration``: another generation, or a pause."""
+
     def is_member_of(self, generation: int) -> bool:
         """Whether this worker continues in ``generation``, which `named` has returned."""
 
@@ -172,7 +175,7 @@ class Session(Protocol):
     def complete(self) -> None:
         """Training is complete on this member."""
 
-    def recover(self, lost: Abandoned, *, next_round: int, state: RunState) -> bool:
+    def recover(self, lost: Abandoned, *, next_round: int, state: Handover) -> bool:
         """After an abandoned round: become a member of a generation without the lost member.
 
         ``next_round``: all rounds before it are committed here. Returns True if others were further ahead,
@@ -224,6 +227,10 @@ class SoloSession:
         """The generation never changes."""
         return self.view.generation
 
+    def has_change(self, next_iteration: int) -> bool:
+        """Nothing ever changes."""
+        return False
+
     def is_member_of(self, generation: int) -> bool:
         """The generation never changes."""
         return True
@@ -264,7 +271,7 @@ class SoloSession:
     def complete(self) -> None:
         """Nothing to do."""
 
-    def recover(self, lost: Abandoned, *, next_round: int, state: RunState) -> bool:
+    def recover(self, lost: Abandoned, *, next_round: int, state: Handover) -> bool:
         """Never called: there is no other member to lose."""
         raise lost
 

@@ -52,6 +52,18 @@ _EXPLAINED = {
         "{has} another final model than {others}",
         "Change parameters by the optimizer, and buffers in the model's forward() or by what is equal on all workers",
     ),
+    "inputs": (
+        "called the model with other inputs than {others}",
+        "Compute them by what is equal on all workers: the batch, the parameters, loader.iteration, the global random "
+        "generators, and parts of state={...} of the training call, which workers that join receive; not by a variable "
+        "that the body of the loop counts or collects in, by a generator of its own, or by the time",
+    ),
+    "output_gradients": (
+        "computed another loss from the model's outputs than {others}",
+        "Compute it by what is equal on all workers: the outputs, the batch, the parameters, loader.iteration, the "
+        "global random generators, and parts of state={...} of the training call, which workers that join receive; not "
+        "by a variable that the body of the loop counts or collects in",
+    ),
     "evaluations": (
         "evaluated the closure of the optimizer's step less or more often than {others}",
         "Return iteration.loss from the closure, and decide in it by nothing that depends on the worker",

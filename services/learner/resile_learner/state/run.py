@@ -53,6 +53,29 @@ class TrainingProgress:
         return self.epoch if self.sample or self.turn else max(0, self.epoch - 1)
 
 
+class Handover(Protocol):
+    """What members give to those that are behind after a loss, and to those that join: a `RunState`, or a part of one.
+
+    See `RunState` for its methods.
+    """
+
+    @property
+    def progress(self) -> TrainingProgress:
+        """How far the run has come."""
+
+    def flatten(self) -> FlatState:
+        """Return what is given."""
+
+    def allocate_buffers(self, skeleton: bytes, *, keeps_state: bool = False) -> list[Tensor]:
+        """Return memory to receive it into."""
+
+    def load_received(self) -> None:
+        """Load what was received."""
+
+    def drop_received(self) -> None:
+        """No more of it comes."""
+
+
 class RunState:
     """Gathers the state of a run from the objects that hold it, and loads it back into them.
 

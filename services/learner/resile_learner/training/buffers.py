@@ -15,6 +15,7 @@ compared after every shard from then on.
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from resile_shared.errors import UsageError
 
@@ -245,8 +246,10 @@ class Buffers:
 
 
 def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy running statistics. Graphs of other shards may refer to them, but use no value that a shard changes."""
     if targets:
-        torch._foreach_copy_(targets, sources)
+        with _unsafe_preserve_version_counter(tuple(targets)):
+            torch._foreach_copy_(targets, sources)
 
 
 def _weighted_changes(now: Tensor, committed: Tensor, weight: float) -> Tensor:

@@ -106,6 +106,17 @@ class Gradients:
         for parameter, view, is_used in zip(self._parameters, self._slots.sum_views, used, strict=True):
             parameter.grad = view if is_used else None
 
+    @torch.no_grad()
+    def add(self, used: Sequence[bool]) -> None:
+        """Add the summed gradients to those of the parameters, as a backward pass does. The sums stay as they are."""
+        for parameter, view, is_used in zip(self._parameters, self._slots.sum_views, used, strict=True):
+            if not is_used:
+                continue
+            if parameter.grad is None:
+                parameter.grad = view.clone(memory_format=torch.preserve_format)
+            else:
+                parameter.grad.add_(view)
+
     def arrived(self, index: int) -> None:
         """Count the gradient of a parameter; called by its hook."""
         leaf = self._leaf

@@ -45,6 +45,8 @@ class ComputedShards(NamedTuple):
     """Operations without a deterministic form that the member knows of."""
     first_shard: ShardFingerprint | None = None
     """What the member made of shard 0, if it computed that for comparison."""
+    rows: bytes = b""
+    """The outputs of the member's shards, or the gradients of their inputs, where the loop's body needs all of them."""
 
 
 _NOT_COMPUTED = ComputedShards()
@@ -64,17 +66,20 @@ class RoundHeader:
     """Facts that must be equal on all members."""
     is_new: bool = False
     """Whether the member has not been compared with the others yet: see `NewMembers`."""
+    asks_for_boundary: bool = False
+    """Whether the member has a change of membership, or a pause, to agree on when the iteration is over."""
 
     def encode(self, *, generation: int) -> bytes:
         """Encode as one JSON array with its length, then the raw arrays in order.
 
         ``generation`` is the highest that the member has formed.
         """
-        partials, indices, used, pace, operations, first_shard = self.computed
+        partials, indices, used, pace, operations, first_shard, rows = self.computed
         names = next((list(partial.scalars) for partial in partials if partial.scalars), [])
         scalars = np.array([[partial.scalars[name] for name in names] for partial in partials], dtype=np.float64)
         touched = [list(partial.deltas) for partial in partials]
-        own = [generation, self.digest, self.checkpoint.to_json(), self.pause, self.facts, self.is_new]
+        checkpoint = self.checkpoint.to_json()
+        own = [generation, self.digest, checkpoint, self.pause, self.facts, self.is_new, self.asks_for_boundary]
         head = orjson.dumps(
             [
                 *own,
@@ -88,7 +93,7 @@ class RoundHeader:
             ]
         )
         raw = joined_bytes(delta for partial in partials for delta in partial.deltas.values())
-        return b"".join([_LENGTH.pack(len(head)), head, indices.tobytes(), used, scalars.tobytes(), raw])
+        return b"".join([_LENGTH.pack(len(head)), head, indices.tobytes(), used, scalars.tobytes(), raw, rows])
 
     @staticmethod
     def decode(data: bytes, like: Callable[[int], Tensor]) -> "tuple[int, RoundHeader]":
@@ -98,7 +103,7 @@ class RoundHeader:
         """
         (length,) = _LENGTH.unpack_from(data)
         head: list[Any] = orjson.loads(data[_LENGTH.size : _LENGTH.size + length])
-        generation, digest, checkpoint, pause, facts, is_new, *computed_head = head
+        generation, digest, checkpoint, pause, facts, is_new, asks_for_boundary, *computed_head = head
         num_indices, num_used, names, touched, pace, operations, first = computed_head
         reader = _Reader(data, _LENGTH.size + length)
         indices = np.frombuffer(reader.read(8 * num_indices), dtype=np.int64)
@@ -118,8 +123,10 @@ class RoundHeader:
             Pace(*pace) if pace else None,
             tuple(operations),
             first and ShardFingerprint(*first),
+            reader.rest(),
         )
-        return generation, RoundHeader(digest, CheckpointHeader.from_json(checkpoint), computed, pause, facts, is_new)
+        stored = CheckpointHeader.from_json(checkpoint)
+        return generation, RoundHeader(digest, stored, computed, pause, facts, is_new, asks_for_boundary)
 
 
 @dataclass(frozen=True)
@@ -172,6 +179,9 @@ class _Reader:
     def read(self, length: int) -> bytes:
         start, self._position = self._position, self._position + length
         return self._data[start : self._position]
+
+    def rest(self) -> bytes:
+        return self._data[self._position :]
 
     def tensor(self, like: Tensor) -> Tensor:
         raw = bytearray(self.read(like.numel() * like.element_size()))

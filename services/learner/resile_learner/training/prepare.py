@@ -16,7 +16,7 @@ How such a loop maps onto iterations is in docs/elastic-training.md. A `Run` doe
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
@@ -24,9 +24,13 @@ from torch.utils.data import DataLoader
 
 from resile_shared.errors import UsageError
 
+from .division.body_loader import BodyLoader
 from .elastic_loader import ElasticLoader
 from .gates import gate_method, gate_optimizer, gate_schedule
 from .settings import Mode, TrainingSettings
+
+Body = Literal["batch", "shard"]
+"""What the body of a loop runs once for: each batch of the loader, or each shard that a worker computes."""
 
 
 def prepare(
@@ -44,6 +48,7 @@ def prepare(
     mode: Mode = "same-bits",
     micro_batch_size: int | None = None,
     threads: int = 1,
+    body: Body = "shard",
 ) -> tuple[Any, ...]:
     """Make an ordinary training loop elastic; returns what it was given, to be used from here on.
 
@@ -58,7 +63,10 @@ def prepare(
 
     ``model``, ``optimizer`` and ``scheduler`` may be lists, as for a generator and a discriminator. Then each optimizer
     has its own ``backward()`` and exchange, in the order in which the body steps them, and the loader yields each batch
-    once for each of them. Raises UsageError for what cannot work.
+    once for each of them.
+
+    With ``body="batch"`` the body of the loop runs once for each batch, alike on every worker, and only calls of the
+    model are divided: see docs/division.md. Raises UsageError for what cannot work.
     """
     if more:
         raise UsageError(
@@ -68,22 +76,22 @@ def prepare(
     _check_first_call(loader)
     optimizers = _listed(optimizer)
     schedules = _listed(scheduler)
-    elastic = ElasticLoader(
-        model if isinstance(model, nn.Module) else nn.ModuleList(model),
-        optimizers,
-        loader,
-        TrainingSettings(
-            num_shards=num_shards,
-            micro_batch_size=micro_batch_size,
-            seed=seed,
-            state={**_parts(schedules, grad_scaler), **(state or {})},
-            checkpoint_every=checkpoint_every,
-            mode=mode,
-            threads=threads,
-        ),
-        accumulate=accumulate,
-        grad_scaler=grad_scaler,
+    models = model if isinstance(model, nn.Module) else nn.ModuleList(model)
+    settings = TrainingSettings(
+        num_shards=num_shards,
+        micro_batch_size=micro_batch_size,
+        seed=seed,
+        state={**_parts(schedules, grad_scaler), **(state or {})},
+        checkpoint_every=checkpoint_every,
+        mode=mode,
+        threads=threads,
     )
+    if body == "batch":
+        _check_body(accumulate=accumulate, grad_scaler=grad_scaler, mode=mode, micro_batch_size=micro_batch_size)
+        whole = BodyLoader(models, optimizers, loader, settings)
+        _is_prepared.set(True)
+        return (model, optimizer, whole) if scheduler is None else (model, optimizer, whole, scheduler)
+    elastic = ElasticLoader(models, optimizers, loader, settings, accumulate=accumulate, grad_scaler=grad_scaler)
 
     for turn, each in enumerate(optimizers):
         gate_optimizer(each, partial(elastic.may_step, turn), elastic.step_with_closure)
@@ -105,6 +113,13 @@ def _check_first_call(loader: Any) -> None:
             "prepare() was called a second time: a script has one training call, and so one call of prepare(). Give it "
             "all models and optimizers of the loop as lists: prepare([generator, critic], [first, second], loader)"
         )
+
+
+def _check_body(**options: Any) -> None:
+    """Raise UsageError for options that a body which runs once for each batch cannot have."""
+    for name, value in options.items():
+        if value not in (None, "same-bits"):
+            raise UsageError(f'prepare(..., body="batch") was given {name}, which it cannot have yet: leave it out')
 
 
 def _listed(value: Any) -> list[Any]:

@@ -20,6 +20,7 @@ from .batch_schedule import BatchSchedule
 from .data.batches import Batch
 from .data.ledger import Ledger
 from .header import ComputedShards, RoundHeader
+from .replay import RepeatedRounds
 from .reports import Reports, Result
 from .rounds import RoundResult, Rounds
 from .validation import Validator
@@ -91,6 +92,9 @@ class TrainingProtocol:
         self._checkpoints = checkpoints
         self._schedule = schedule
         self._validator = validator
+        self._is_checkpoint_due = False
+        """Like the next: by the rounds of the open iteration, where its body runs several."""
+        self._is_boundary_asked_for = False
 
     def run(self, ready: Ready, iterate: Callable[[], Iterator[T]]) -> Iterator[T]:
         """Become a member and take part in all rounds to the end of the run; yields what ``iterate()`` yields.
@@ -144,6 +148,43 @@ class TrainingProtocol:
 
         A batch has ``num_turns`` iterations, and its samples count with the last one.
         """
+        self.reports.noise_scale = noise_scale
+        self._count(batch, outcome, loss=loss, metrics=metrics, num_turns=num_turns)
+        self._after_round(outcome)
+
+    def on_call(self, outcome: RoundResult) -> None:
+        """Act on the headers of a round in the body of an iteration: what changes does so after `commit_body`."""
+        self._state.progress.round = self.rounds.number
+        checkpoints = [header.checkpoint for header in outcome.headers]
+        self._checkpoints.on_headers(checkpoints)
+        self._is_checkpoint_due = self._is_checkpoint_due or self._checkpoints.is_due(checkpoints)
+        asks = any(header.asks_for_boundary for header in outcome.headers)
+        self._is_boundary_asked_for = self._is_boundary_asked_for or asks
+
+    def commit_body(self, batch: Batch, newest: RoundResult, *, loss: float | None) -> None:
+        """Count the iteration over ``batch`` as done, after the rounds of its body; ``newest`` was the last one."""
+        is_checkpoint_due, self._is_checkpoint_due = self._is_checkpoint_due, False
+        asks_for_boundary, self._is_boundary_asked_for = self._is_boundary_asked_for, False
+        self._count(batch, newest, loss=loss, metrics={}, num_turns=1)
+        if is_checkpoint_due:
+            self._checkpoints.begin(self._state.progress.iteration, self._state)
+        if asks_for_boundary:
+            self._after_round(self._exchange_headers(trains=True))
+
+    def recovering(self, lost: Abandoned, recover: Callable[[], bool]) -> bool:
+        """Continue without the lost member, as ``recover`` does; return whether this member was behind."""
+        started = time.perf_counter()
+        self._session.changes.begin()
+        with self._session.changes.step("recover", suspect=lost.suspect, reason=lost.reason):
+            self._computation.begin_membership()
+            is_behind = recover()
+            self._checkpoints.recovered(is_behind=False)
+        self.reports.on_switch(time.perf_counter() - started)
+        return is_behind
+
+    def _count(
+        self, batch: Batch, outcome: RoundResult, *, loss: float | None, metrics: Mapping[str, float], num_turns: int
+    ) -> None:
         progress = self._state.progress
         self._schedule.commit(progress.iteration, batch.batch_size)
         progress.iteration += 1
@@ -152,7 +193,6 @@ class TrainingProtocol:
             self._ledger.commit(batch.epoch, outcome.totals.indices)
             progress.epoch, progress.sample = batch.next
         progress.loss, progress.metrics = loss, dict(metrics)
-        self.reports.noise_scale = noise_scale
         self._computation.begin_iteration(progress.iteration)
         ends_run = progress.iteration == progress.iterations_total
         ends_epoch = (batch.ends_epoch and progress.turn == 0) or ends_run
@@ -160,7 +200,6 @@ class TrainingProtocol:
             self._validator.start()
             ends_epoch = False
         self.reports.on_commit(batch, outcome, ends_epoch=ends_epoch)
-        self._after_round(outcome)
 
     def _start(self, ready: Ready) -> None:
         """Become a member: an initial one with the script's or a checkpoint's state, a joiner with a member's state."""
@@ -182,7 +221,7 @@ class TrainingProtocol:
 
     def _compare_facts(self) -> None:
         """In the first round, find out whether all initial members start with the same data, model and settings."""
-        outcome = self._finish_empty_round(self.header(facts=self._state.facts))
+        outcome = self._exchange_headers(facts=self._state.facts)
         self.reports.on_switch(0.0)
         self._after_round(outcome)
 
@@ -191,8 +230,9 @@ class TrainingProtocol:
         self.rounds.number = progress.round
         self._computation.begin_iteration(progress.iteration)
 
-    def _finish_empty_round(self, header: RoundHeader) -> RoundResult:
-        return self.rounds.open(0).finish(header, next_iteration=self._state.progress.iteration)
+    def _exchange_headers(self, facts: Facts | None = None, *, trains: bool = False) -> RoundResult:
+        iteration = self._state.progress.iteration
+        return self.rounds.exchange_headers(lambda: self.header(facts=facts), next_iteration=iteration, trains=trains)
 
     def _validate(self, validator: Validator) -> None:
         outcome = validator.run_batch(
@@ -226,6 +266,8 @@ class TrainingProtocol:
         if pauses:
             self.reports.progress()
             progress.pausing = True  # part of the state, so that a joiner pauses, too
+        if outcome.tag.generation != self._session.view.generation:  # it ended without this member, and a recovery
+            return
         switch = self._session.agreed(outcome.named)
         if switch:
             self._switch(switch, outcome)
@@ -242,6 +284,9 @@ class TrainingProtocol:
 
     def _recover(self, lost: Abandoned) -> None:
         """Continue without the lost member: the members of a newer generation repeat the abandoned round."""
+        if isinstance(self.rounds, RepeatedRounds):  # one that leaves has lost those that continue
+            self.rounds.recover(lost, self.rounds.number)
+            return
         started = time.perf_counter()
         self._session.changes.begin()
         with self._session.changes.step("recover", suspect=lost.suspect, reason=lost.reason):
@@ -261,7 +306,7 @@ class TrainingProtocol:
 
     def _idle_round(self, facts: Facts | None = None) -> bool:
         """Exchange headers without training; return whether a member is still waiting for a checkpoint."""
-        outcome = self._finish_empty_round(self.header(facts=facts))
+        outcome = self._exchange_headers(facts)
         self._after_round(outcome)
         return any(header.checkpoint.is_busy for header in outcome.headers)
 

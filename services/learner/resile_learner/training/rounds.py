@@ -1,6 +1,6 @@
 """Rounds: one exchange among all members, its headers compared and folded."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -12,7 +12,7 @@ from ..collectives.tree import Interval, pieces, ranges
 from ..session import Session
 from ..state.facts import MembersDiffer, check_members_agree, minority, without_parts
 from .buffers import Buffers
-from .header import RoundHeader, Totals
+from .header import ComputedShards, RoundHeader, Totals
 from .metric_names import find_partial_metric
 from .watch.repeatability import check_fingerprints
 
@@ -30,6 +30,8 @@ class RoundResult:
     """The rank whose header came last, and the seconds for which it was the only one missing."""
     path: str
     """How gradients were exchanged, as text for people."""
+    raw: Sequence[bytes] = ()
+    """[rank]: the headers as they were received."""
 
 
 class Rounds:
@@ -39,6 +41,38 @@ class Rounds:
         self._session = session
         self._buffers = buffers
         self.number = 0
+        self.newest: Round | None = None
+        """The round that was opened last."""
+
+    def exchange(
+        self,
+        compute: Callable[[], ComputedShards],
+        header: Callable[[], RoundHeader],
+        *,
+        next_iteration: int,
+        trains: bool = False,
+        holds: bool = False,
+    ) -> RoundResult:
+        """Take part in the next round: ``compute`` opens it, and pushes the sums of this worker's shards.
+
+        See `Round.finish`.
+        """
+        own = header()
+        computed = compute()
+        assert self.newest is not None
+        own = replace(own, computed=computed._replace(operations=own.computed.operations))
+        return self.newest.finish(own, next_iteration=next_iteration, trains=trains, holds=holds)
+
+    def exchange_headers(
+        self, header: Callable[[], RoundHeader], *, next_iteration: int, trains: bool = False, holds: bool = False
+    ) -> RoundResult:
+        """Take part in a round without shards."""
+
+        def compute() -> ComputedShards:
+            self.open(0)
+            return ComputedShards()
+
+        return self.exchange(compute, header, next_iteration=next_iteration, trains=trains, holds=holds)
 
     def open(self, num_leaves: int, partials: Sequence[Sequence[Tensor]] = (), sums: Sequence[Tensor] = ()) -> "Round":
         """Open the next round over ``num_leaves`` shards, held in equal ranges by the current members."""
@@ -49,7 +83,8 @@ class Rounds:
         tag = Tag(view.generation, self.number)
         self.number += 1
         spec = RoundSpec(tag, view.workers, held, num_leaves, partials, sums)
-        return Round(self._session, self._buffers, spec)
+        self.newest = Round(self._session, self._buffers, spec)
+        return self.newest
 
     def withdraw(self, opened: "Round") -> None:
         """Withdraw the newest round, in which nothing was exchanged: the next one gets its number."""
@@ -71,21 +106,36 @@ class Round:
         """The number of the round among all rounds of the job."""
         return self._spec.tag.round
 
-    def finish(self, header: RoundHeader, *, next_iteration: int, trains: bool = False) -> RoundResult:
+    @property
+    def sums(self) -> Sequence[Tensor]:
+        """[bucket]: where the sums over all leaves are once the round is complete."""
+        return self._spec.sums
+
+    def finish(
+        self, header: RoundHeader, *, next_iteration: int, trains: bool = False, holds: bool = False
+    ) -> RoundResult:
         """Send this member's header, wait for those of all others, and compare what must be equal.
 
-        ``trains``: it is a round of an iteration, so training can pause after it.
+        ``trains``: it is a round of an iteration, so training can pause after it. ``holds``: no change of membership
+        takes effect after it.
 
         Raises Abandoned when a member was lost meanwhile, MembersDiffer when members differ, OtherRound at once when
         they compute different things: the others then wait for what this member never sends.
         """
         with self._session.changes.step("exchange", round=self._spec.tag.round, path=self.exchange.path):
-            is_paused = header.checkpoint.pause is not None
-            generation = self._session.named(next_iteration, can_pause=trains or is_paused)
-            if trains:
-                header = replace(header, pause=self._session.pause_asked)
-            may_leave = not self._session.is_member_of(generation)
-            raw = self.exchange.finish(header.encode(generation=generation), may_leave=may_leave)
+            if holds:
+                raw = self.exchange.finish(header.encode(generation=self._spec.tag.generation))
+            else:
+                is_paused = header.checkpoint.pause is not None
+                generation = self._session.named(next_iteration, can_pause=trains or is_paused)
+                if trains:
+                    header = replace(header, pause=self._session.pause_asked)
+                may_leave = not self._session.is_member_of(generation)
+                raw = self.exchange.finish(header.encode(generation=generation), may_leave=may_leave)
+        return self.outcome(raw)
+
+    def outcome(self, raw: Sequence[bytes]) -> RoundResult:
+        """Compare what must be equal, and fold the headers that this member, or another one, has received."""
         if not all(raw):  # a member agrees on how sums travel
             raise OtherRound("another worker")
         named, headers = zip(*(RoundHeader.decode(data, self._buffers.like) for data in raw), strict=True)
@@ -96,7 +146,7 @@ class Round:
             self._await_all()
             raise
         totals = Totals.of([each.computed for each in headers], self._spec.pieces, self._spec.num_leaves)
-        return RoundResult(self._spec.tag, headers, named, totals, self.exchange.last, self.exchange.path)
+        return RoundResult(self._spec.tag, headers, named, totals, self.exchange.last, self.exchange.path, raw)
 
     def _check_shards(self, headers: Sequence[RoundHeader]) -> None:
         computed = [

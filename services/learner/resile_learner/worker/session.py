@@ -35,7 +35,7 @@ from ..membership.view import MembershipView
 from ..messages import ChangeTraced, Imported, Left, Message, Order, Ready, Trained, Warned, WorkerConfig
 from ..session import PreparedLoop, SecondTrainingCall, StateLost, View
 from ..state.flat import FlatState
-from ..state.run import RunState
+from ..state.run import Handover, RunState
 from .control import WorkerControl
 
 NO_STATE = -1
@@ -195,6 +195,15 @@ class WorkerSession:
 
         return self._control.wait_for(answer)
 
+    def has_change(self, next_iteration: int) -> bool:
+        """Whether there is something to agree on before ``next_iteration``: another generation, or a pause."""
+        view = self._control.view
+        return (
+            view.is_pause_requested
+            or view.must_wait(next_iteration)
+            or view.named(next_iteration) != self.view.generation
+        )
+
     def is_member_of(self, generation: int) -> bool:
         """Whether this worker trains on in ``generation``, which `named` has returned."""
         return self._control.view.is_member_of(generation)
@@ -270,12 +279,12 @@ class WorkerSession:
         self._control.complete()
         self._leave(sorted(self._poller.links), 0)
 
-    def recover(self, lost: Abandoned, *, next_round: int, state: RunState) -> bool:
+    def recover(self, lost: Abandoned, *, next_round: int, state: Handover) -> bool:
         """Wait for a generation without the lost worker, and synchronize the state with its members."""
         self._control.report_suspect(lost.suspect, "hearsay" if lost.is_hearsay else "broken link", lost.reason)
         return self._catch_up(lost.suspect, next_round, state)
 
-    def _catch_up(self, suspect: int, number: int, state: RunState) -> bool:
+    def _catch_up(self, suspect: int, number: int, state: Handover) -> bool:
         """Become a member by a recovery; return whether that took the state of another member.
 
         Until it has all of that, this worker keeps the state before round ``number``: if those ahead are lost, it is

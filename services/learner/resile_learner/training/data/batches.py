@@ -99,6 +99,8 @@ class BatchPlan:
     largest: int | None = None
     """The largest batch that may follow, for which the noise scale is measured; None: all have ``batch_size``."""
     micro_batch_size: int | None = None
+    keeps_lone_sample: bool = False
+    """Whether a lone leftover sample is a batch of its own, as a DataLoader has it."""
 
     def __post_init__(self) -> None:
         if self.num_samples < 1:
@@ -142,7 +144,7 @@ class BatchPlan:
         epoch, start = position
         stop = min(start + self.batch_size, self.num_samples)
         rest = self.num_samples - stop
-        if not self.drop_last and rest < min(2, self.batch_size):
+        if not self.drop_last and rest < min(2, self.batch_size) and not self.keeps_lone_sample:
             stop, rest = self.num_samples, 0
         indices = self._order(epoch)[start:stop]
         ends_epoch = rest < (self.batch_size if self.drop_last else 1)
@@ -180,7 +182,7 @@ class BatchPlan:
 
     def _num_batches(self, num_samples: int) -> int:
         full, rest = divmod(num_samples, self.batch_size)
-        is_kept = not self.drop_last and (rest > 1 or (rest and not full))
+        is_kept = not self.drop_last and (rest > 1 or (rest and (self.keeps_lone_sample or not full)))
         return max(1, full + (1 if is_kept else 0))
 
     def _usual_shards(self, samples: int) -> int:

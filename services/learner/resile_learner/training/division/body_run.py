@@ -1,0 +1,334 @@
+"""A training run on one worker whose body runs once for each batch: what it owns, and what happens in an iteration.
+
+The rounds of an iteration are those of the calls of divided models in its body, forward and backward. A member that is
+lost in one of them is replaced within it: the others compute its shards. Members join and leave between iterations.
+"""
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from resile_shared.errors import ResileError, UsageError
+
+from ...checkpoint.checkpointer import Checkpointer
+from ...collectives.tree import ranges
+from ...messages import Ready
+from ...session import Session, current_session
+from ...state.facts import Facts
+from ...state.run import RunState, Stateful
+from ..batch_schedule import BatchSchedule
+from ..buffers import Buffers
+from ..data.batches import Batch, BatchPlan, Indices, Position
+from ..data.fetch import Fetched, Fetcher, ShardKey
+from ..data.ledger import Ledger
+from ..data.sources import plan_batches
+from ..data.stream_reader import is_stream
+from ..determinism import Determinism, Reproducibility, deterministic
+from ..digest import RollingDigest, params_sha256
+from ..header import NO_INDICES, ComputedShards, RoundHeader
+from ..protocol import TrainingProtocol
+from ..replay import RepeatedRounds
+from ..reports import Result
+from ..rounds import RoundResult
+from ..seeds import mix, seed_all
+from ..settings import TrainingSettings, facts_of
+from ..stragglers import Pace
+from .accumulated import AccumulatedGradients
+from .calls import Division
+
+
+def plan_bodies(dataset: Any, settings: TrainingSettings) -> BatchPlan:
+    """Plan the batches of an epoch as the loader of a plain loop has them. Raises UsageError."""
+    if is_stream(dataset):
+        raise UsageError('prepare(..., body="batch") was given a loader of a stream, which it cannot have yet')
+    return replace(plan_batches(dataset, settings), keeps_lone_sample=True)
+
+
+class BodyIteration:
+    """One batch, and the rounds that the body of the loop has run for it."""
+
+    def __init__(self, number: int, batch: Batch, fetched: Fetched) -> None:
+        self.number = number
+        self.batch = batch
+        self.data = fetched.batch
+        self.indices = fetched.indices
+        self.num_calls = 0
+        self.newest: RoundResult | None = None
+        self.fetched: Indices = NO_INDICES
+        """What all members have fetched for it."""
+        self.loss: float | None = None
+        self.seconds = [0.0, 0.0, 0.0]
+        """In data, compute and callback."""
+        self.processor = time.process_time()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch, from 0."""
+        return self.batch.epoch
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether it is the last of its epoch."""
+        return self.batch.ends_epoch
+
+
+class BodyRun:
+    """One training run of ``models``. Raises UsageError for settings that cannot work."""
+
+    def __init__(
+        self,
+        models: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        dataset: Any,
+        settings: TrainingSettings,
+    ) -> None:
+        self.model = models
+        self.settings = settings
+        self.session: Session = current_session()
+        self.plan = plan_bodies(dataset, settings)
+        self.num_shards = self.plan.num_shards
+        self.buffers = Buffers(models)
+        self._dataset = dataset
+        self._fetcher = Fetcher(
+            dataset, seed=settings.seed, collate_fn=settings.collate_fn, num_workers=settings.num_workers
+        )
+        self._batches: Iterator[Fetched] | None = None
+        self._open: BodyIteration | None = None
+        self._reproducibility = Reproducibility(settings.mode)
+        self._determinism: Determinism | None = None
+        self._schedule = BatchSchedule(self.plan.batch_size, None, replayed=self.session.batches, has_fixed_length=True)
+        self._digest = RollingDigest(list(models.parameters()))
+        self.accumulated = AccumulatedGradients([each for each in models.parameters() if each.requires_grad])
+        self._ledger = Ledger(len(dataset), self.plan.order)
+        self.state = RunState(models, self._parts(optimizers), settings.state, after_load=self.buffers.adopt)
+        self._checkpoints = Checkpointer(self.session, every=settings.checkpoint_every)
+        self.rounds = RepeatedRounds(
+            self.session, self.buffers, lambda: self.state.progress, recovering=self._recovering
+        )
+        self._protocol = TrainingProtocol(
+            self.session,
+            self,
+            self.state,
+            ledger=self._ledger,
+            rounds=self.rounds,
+            checkpoints=self._checkpoints,
+            schedule=self._schedule,
+        )
+        each = models if isinstance(models, nn.ModuleList) else [models]
+        self._divisions = [Division(model, self) for model in each]
+        total = self.plan.num_batches(Position(), epochs=settings.epochs)
+        self.state.progress.iterations_total = min(total, settings.max_iterations or total)
+
+    def iterations(self) -> Iterator[BodyIteration]:
+        """Take part in the run to its end: yield each iteration, which is committed when the next one is asked for."""
+        with ExitStack() as stack:
+            self._determinism = stack.enter_context(deterministic(self._reproducibility, threads=self.settings.threads))
+            stack.callback(self._checkpoints.close)
+            for division in self._divisions:
+                stack.callback(division.close)
+            self.state.facts = self._facts()
+            try:
+                yield from self._protocol.run(self._ready(), self._iterate)
+            except ResileError as error:
+                self.session.failure = error
+                raise
+
+    def _iterate(self) -> Iterator[BodyIteration]:
+        phases = self.session.phases
+        phases.enter("data")
+        batch = self.plan.batch(self._position)
+        self._open = opened = BodyIteration(self.iteration, batch, self._fetch())
+        self.buffers.begin_iteration(compares_values=False)
+        self.accumulated.begin_iteration()
+        phases.enter("callback")
+        yield opened
+        phases.enter("waiting")
+        if self.iteration == self.iterations_total:  # the script has ended the run before this iteration
+            return
+        if opened.newest is None:
+            self.exchange(self._no_shards, {})
+        assert opened.newest is not None
+        newest = replace(opened.newest, totals=replace(opened.newest.totals, indices=opened.fetched))
+        self._protocol.commit_body(batch, newest, loss=opened.loss)
+
+    def _fetch(self) -> Fetched:
+        """Read the next batch; readers go on through changes of membership, and end with the epoch."""
+        if self._batches is None:
+            self._batches = self._fetcher.stream(self._upcoming(self._position))
+        fetched = next(self._batches)
+        if self.plan.batch(self._position).ends_epoch:
+            self._batches = None
+        return fetched
+
+    def _upcoming(self, position: Position) -> Iterator[ShardKey]:
+        epoch = position.epoch
+        while position.epoch == epoch:
+            batch = self.plan.batch(position)
+            yield ShardKey(epoch, batch.indices)
+            position = batch.next
+
+    def _no_shards(self) -> ComputedShards:
+        self.rounds.open(0)
+        return ComputedShards()
+
+    def exchange(self, compute: Callable[[], ComputedShards], facts: Facts) -> RoundResult:
+        """Take part in a round of the open iteration. See `Exchanging`."""
+        opened, phases = self._open, self.session.phases
+        if opened is None:
+            raise UsageError("a prepared model was called outside of the loop over the loader: use torch.no_grad()")
+
+        def with_pace() -> ComputedShards:
+            phases.enter("compute")
+            computed = compute()
+            phases.enter("waiting")
+            return computed._replace(pace=self._pace(opened), indices=self._own_indices(opened))
+
+        result = self.rounds.exchange(
+            with_pace, lambda: self._header(facts), next_iteration=self.iteration + 1, holds=True
+        )
+        if opened.newest is None:
+            opened.fetched = result.totals.indices
+        opened.newest = result
+        self._reproducibility.agree(result.totals.operations)
+        self._protocol.on_call(result)
+        phases.enter("callback")
+        return result
+
+    def _header(self, facts: Facts) -> RoundHeader:
+        header = self._protocol.header(next_iteration=self.iteration + 1, facts=facts)
+        return replace(header, asks_for_boundary=self.session.has_change(self.iteration + 1))
+
+    def _own_indices(self, opened: BodyIteration) -> Indices:
+        """The samples that this worker counts in the iteration's first round: all members fetch the whole batch."""
+        if opened.newest is not None:
+            return NO_INDICES
+        rank, size = self.place()
+        held = ranges(len(opened.indices), size)[rank]
+        return opened.indices[held.lo : held.hi]
+
+    def _pace(self, opened: BodyIteration) -> Pace:
+        taken = self.session.phases.take_seconds(("data", "compute", "callback"))
+        opened.seconds = [before + now for before, now in zip(opened.seconds, taken, strict=True)]
+        rank, size = self.place()
+        held = ranges(self.num_shards, size)[rank]
+        data, compute, callback = opened.seconds
+        processor = time.process_time() - opened.processor
+        return Pace(held.hi - held.lo, data, compute, processor, callback, *self._protocol.reports.last)
+
+    def place(self) -> tuple[int, int]:
+        """Return the rank of this worker, and the number of workers."""
+        view = self.session.view
+        return view.rank, view.size
+
+    def next_seed(self) -> int:
+        """Return a seed for the next call of the open iteration."""
+        assert self._open is not None
+        self._open.num_calls += 1
+        return mix(self.settings.seed, "call", self.iteration, self._open.num_calls)
+
+    def begin_shard(self) -> None:
+        """Set what determines the bits of a shard."""
+        assert self._determinism is not None
+        self._determinism.apply()
+
+    def begin_body(self) -> None:
+        """The body begins with the batch: what it draws is the same on all workers, and on one that joins."""
+        seed_all(mix(self.settings.seed, "body", self.iteration))
+
+    def stop(self) -> None:
+        """End the run after the open iteration, on all workers alike."""
+        if not self.result:
+            self.state.progress.iterations_total = self.iteration + 1
+
+    @property
+    def iteration(self) -> int:
+        """Iterations committed so far: the number of the next one."""
+        return self.state.progress.iteration
+
+    @property
+    def iterations_total(self) -> int:
+        """The number of iterations after which the run ends."""
+        return self.state.progress.iterations_total
+
+    @property
+    def result(self) -> Result | None:
+        """How the run ended; None before its end."""
+        return self._protocol.result
+
+    @property
+    def reproducibility(self) -> str:
+        """Whether the parameters are the same bits in every run of this kind; if not, why."""
+        return str(self._reproducibility)
+
+    @property
+    def operations(self) -> tuple[str, ...]:
+        """Operations without a deterministic form that this worker knows of."""
+        return self._reproducibility.operations
+
+    def digest(self, round_: int) -> int:
+        """A check of the parameters with which round ``round_`` begins, to be compared with the other members'."""
+        return self._digest.at(round_)
+
+    def discard_round(self) -> None:
+        """Nothing to undo: rounds are repeated."""
+
+    def begin_membership(self) -> None:
+        """The next call is divided among other workers."""
+
+    def begin_iteration(self, iteration: int) -> None:
+        """The state before ``iteration`` is in place."""
+        seed_all(mix(self.settings.seed, "between", iteration))
+
+    def params_sha256(self) -> str:
+        """The digest of the final parameters."""
+        return params_sha256(self.model)
+
+    def state_facts(self) -> Facts:
+        """Nothing beside the parameters is compared yet."""
+        return {}
+
+    @property
+    def _position(self) -> Position:
+        return Position(self.state.progress.epoch, self.state.progress.sample)
+
+    def _recovering(self, lost: Any, recover: Callable[[], bool]) -> bool:
+        return self._protocol.recovering(lost, recover)
+
+    def _parts(self, optimizers: Sequence[torch.optim.Optimizer]) -> Mapping[str, Stateful]:
+        named = {f"optimizer {number}" if number else "optimizer": each for number, each in enumerate(optimizers)}
+        return {
+            **named,
+            "ledger": self._ledger,
+            "reproducibility": self._reproducibility,
+            "batches": self._schedule,
+            "gradients": self.accumulated,
+        }
+
+    def _facts(self) -> Facts:
+        return facts_of(
+            {**self.settings.facts(self.plan), "body": "batch", "packages": self.session.packages},
+            model=self.model,
+            dataset=self._dataset,
+            num_validation_samples=0,
+            is_fast=self.settings.is_fast,
+            known_probes=self.session.known_probes,
+        )
+
+    def _ready(self) -> Ready:
+        return Ready(
+            worker=0,
+            iterations_total=self.iterations_total,
+            num_shards=self.num_shards,
+            batch_size=self.plan.batch_size,
+            batch_range=None,
+            epochs=self.settings.epochs,
+            samples=self.plan.num_samples,
+            bits=self.reproducibility,
+            has_fixed_length=True,
+            micro_batch_size=None,
+        )

@@ -1,0 +1,125 @@
+"""Batches and outputs as trees of tensors, cut into the rows of shards and joined again."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+from zlib import crc32
+
+import orjson
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from resile_shared.errors import UsageError
+
+from ...state.memory import byte_view, dtype_name, dtype_named, tensor_bytes
+
+LOOKED_AT = 4096
+"""The number of elements of a tensor that members compare."""
+
+
+class Cut(NamedTuple):
+    """How the rows of a call are divided."""
+
+    num_rows: int
+    num_shards: int
+
+    def rows(self, shard: int) -> slice:
+        """The rows of one shard."""
+        return slice(self.num_rows * shard // self.num_shards, self.num_rows * (shard + 1) // self.num_shards)
+
+    def size(self, shard: int) -> int:
+        """How many rows one shard has."""
+        rows = self.rows(shard)
+        return int(rows.stop - rows.start)
+
+    def is_by_rows(self, leaf: Any) -> bool:
+        """Whether ``leaf`` of the inputs has a row for each row of the call."""
+        return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == self.num_rows
+
+
+def cut_into(num_rows: int, num_shards: int) -> Cut:
+    """Cut ``num_rows`` into at most ``num_shards`` shards, each of at least two rows where possible.
+
+    BatchNorm refuses a single one.
+    """
+    return Cut(num_rows, min(num_shards, max(1, num_rows // 2)))
+
+
+def check_outputs(outputs: Sequence[Any], *, num_rows: int) -> None:
+    """Raise UsageError if an output of a shard with ``num_rows`` rows has neither one for each row nor one value."""
+    for output in outputs:
+        if not isinstance(output, Tensor | bool | int | float | str | None):
+            raise UsageError(
+                f"an output of the model is a {type(output).__name__}, in which tensors cannot be found: return "
+                "tensors, or tuples, lists and dicts of them, or register it with torch.utils._pytree"
+            )
+        if isinstance(output, Tensor) and output.dim() > 0 and len(output) != num_rows:
+            raise UsageError(
+                f"an output of the model has the shape {tuple(output.shape)} for {num_rows} rows of a batch: its first "
+                "dimension must be that of the batch, so that the outputs of shards can be joined"
+            )
+
+
+def joined(parts: Sequence[Tensor], cut: Cut) -> Tensor:
+    """Join an output of all shards: rows one after the other, and single values as the mean over all rows."""
+    if parts[0].dim():
+        return torch.cat(list(parts))
+    if not parts[0].is_floating_point():
+        return parts[0]
+    weights = torch.tensor([weight(cut, shard) for shard in range(cut.num_shards)], dtype=torch.float64)
+    values = torch.stack([part.double().cpu() for part in parts])
+    return (values * weights).sum().to(parts[0])
+
+
+def weight(cut: Cut, shard: int) -> float:
+    """The share of the rows of a call that is in one shard."""
+    return cut.size(shard) / cut.num_rows
+
+
+def look(tensors: Sequence[Tensor | None]) -> str:
+    """Return a cheap check of tensors on the CPU, by the beginning of each, to compare workers."""
+    crc = 0
+    for tensor in tensors:
+        shape = () if tensor is None else tensor.shape
+        crc = crc32(repr(tuple(shape)).encode(), crc)
+        if tensor is not None and tensor.device.type == "cpu" and tensor.layout == torch.strided:
+            start = tensor.detach().reshape(-1)[:LOOKED_AT]
+            crc = crc32(tensor_bytes(start.resolve_conj().resolve_neg().contiguous()), crc)
+    return f"{crc:x}"
+
+
+def encode(rows: Mapping[int, Sequence[Tensor | None]]) -> bytes:
+    """Encode tensors of shards, by the number of the shard."""
+    heads, raw = [], []
+    for shard, tensors in rows.items():
+        heads.append(
+            [shard, [each if each is None else [dtype_name(each.dtype), list(each.shape)] for each in tensors]]
+        )
+        raw += [tensor_bytes(each.detach().contiguous().cpu()) for each in tensors if each is not None]
+    head = orjson.dumps(heads)
+    return b"".join([len(head).to_bytes(4, "little"), head, *raw])
+
+
+def decode(data: bytes, device: torch.device) -> dict[int, list[Tensor | None]]:
+    """Decode what `encode` returned."""
+    length = int.from_bytes(data[:4], "little")
+    position = 4 + length
+    rows: dict[int, list[Tensor | None]] = {}
+    for shard, heads in orjson.loads(data[4:position]):
+        rows[shard] = []
+        for head in heads:
+            if head is None:
+                rows[shard].append(None)
+                continue
+            tensor = torch.empty(head[1], dtype=dtype_named(head[0]))
+            if tensor.nbytes:
+                memory = torch.frombuffer(bytearray(data[position : position + tensor.nbytes]), dtype=torch.uint8)
+                byte_view(tensor).copy_(memory)
+            position += tensor.nbytes
+            rows[shard].append(tensor.to(device))
+    return rows
+
+
+flat = pytree.tree_flatten
+unflat = pytree.tree_unflatten
+TreeSpec = pytree.TreeSpec

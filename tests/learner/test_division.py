@@ -1,0 +1,340 @@
+"""Loops whose body runs once for each batch: they compute what the plain loop computes."""
+
+import copy
+import dataclasses
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import Context
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from resile.training import prepare, undivided
+from resile_learner.session import SoloSession, enter_session
+from resile_shared.errors import UsageError
+
+EPOCHS = 3
+SAMPLES = 96
+BATCH = 32
+SHARDS = 8
+
+
+class Trained(NamedTuple):
+    parameters: list[Tensor]
+    printed: list[float]
+
+
+Body = Callable[[Any, Any, Any, Any, list[float]], None]
+
+
+def dataset() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(SAMPLES, 8, generator=generator)
+    return TensorDataset(x, (x[:, 0] > 0.8).long())
+
+
+def perceptron() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 10))
+
+
+def train(
+    body: Body, make: Callable[[], nn.Module] = perceptron, *, shards: int | None, samples: int = SAMPLES
+) -> Trained:
+    """Train a model; ``shards`` is None for the plain loop."""
+
+    def run() -> Trained:
+        enter_session(SoloSession())
+        torch.manual_seed(0)
+        model: Any = make()
+        optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        data = torch.utils.data.Subset(dataset(), range(samples))
+        loader: Any = DataLoader(data, batch_size=BATCH)
+        printed: list[float] = []
+        epochs: Any = range(EPOCHS)
+        if shards is not None:
+            model, optimizer, loader = prepare(model, optimizer, loader, body="batch", num_shards=shards)
+            epochs = loader.epochs(EPOCHS)
+        for epoch in epochs:
+            for number, (inputs, targets) in enumerate(loader):
+                body(model, optimizer, (epoch * len(loader) + number, EPOCHS * len(loader)), (inputs, targets), printed)
+        return Trained([parameter.detach().clone() for parameter in model.parameters()], printed)
+
+    return Context().run(run)
+
+
+def check_like_plain(
+    body: Body, make: Callable[[], nn.Module] = perceptron, *, tolerance: float = 1e-5, **more: Any
+) -> None:
+    expected, found = train(body, make, shards=None, **more), train(body, make, shards=SHARDS, **more)
+    assert found.printed == pytest.approx(expected.printed, rel=tolerance)
+    assert len(found.printed) == len(expected.printed)
+    for one, other in zip(found.parameters, expected.parameters, strict=True):
+        torch.testing.assert_close(one, other, rtol=10 * tolerance, atol=tolerance)
+    again = train(body, make, shards=SHARDS, **more)
+    assert all(map(torch.equal, found.parameters, again.parameters))
+
+
+def everything(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    """Rates by the number of the batch, class weights, negatives, a summed term, accumulation, clipping."""
+    number, total = place
+    for group in optimizer.param_groups:
+        group["lr"] = 1e-2 * (1 - number / total)
+    outputs = model(batch[0])
+    logits, embedded = outputs[:, :2], F.normalize(outputs[:, 2:], dim=1)
+    similar = embedded @ embedded.T / 0.1
+    loss = F.cross_entropy(logits, batch[1], weight=torch.tensor([1.0, 9.0]))
+    loss = loss + 0.1 * F.cross_entropy(similar, torch.arange(len(logits))) + 1e-3 * (logits**2).sum()
+    (loss / 2).backward()
+    if number % 2:
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    printed += [loss.item(), (logits.argmax(1) == batch[1]).float().mean().item()]
+
+
+def usual(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    optimizer.step()
+    printed.append(loss.item())
+
+
+def test_what_a_body_does_with_a_whole_batch_means_what_it_means_in_plain_pytorch() -> None:
+    check_like_plain(everything)
+
+
+@pytest.mark.parametrize("samples", [BATCH, BATCH + 1, BATCH + 5])
+def test_the_batches_are_those_of_the_plain_loader_down_to_a_last_one_of_one_sample(samples: int) -> None:
+    check_like_plain(usual, samples=samples)
+
+
+class WithLoss(nn.Module):
+    """As Transformers and nanoGPT have it: targets go in, and the loss comes out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = perceptron()
+
+    def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Any:
+        logits = self.layers(inputs)
+        return {"logits": logits, "loss": F.cross_entropy(logits, targets), "size": 10, "none": None}
+
+
+def test_a_loss_computed_in_the_model_is_the_mean_over_the_batch() -> None:
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        optimizer.zero_grad()
+        outputs = model(batch[0], targets=batch[1])
+        assert (outputs["size"], outputs["none"]) == (10, None)
+        outputs["loss"].backward()
+        optimizer.step()
+        printed.append(outputs["loss"].item())
+
+    check_like_plain(body, WithLoss)
+
+
+def test_a_model_may_be_called_twice_and_without_gradients_in_a_body() -> None:
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        optimizer.zero_grad()
+        with torch.no_grad():
+            target = model(batch[0] + 0.1)
+        loss = F.mse_loss(model(batch[0]), target) + F.cross_entropy(model(2 * batch[0]), batch[1])
+        loss.backward()
+        optimizer.step()
+        printed.append(loss.item())
+
+    check_like_plain(body)
+
+
+def test_parameters_used_outside_of_calls_get_their_gradients_once() -> None:
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        (loss + 0.1 * sum(parameter.square().sum() for parameter in model.parameters())).backward()
+        loss = F.cross_entropy(model[2](model[1](model[0](batch[0]))), batch[1])  # by its modules: in full
+        loss.backward()
+        optimizer.step()
+        printed.append(loss.item())
+
+    check_like_plain(body)
+
+
+def test_a_frozen_part_stays_as_it_is_and_an_unused_one_has_no_gradient() -> None:
+    class Partly(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.frozen, self.unused, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 10)
+            self.frozen.requires_grad_(False)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = self.head(self.frozen(inputs).relu())
+            return outputs
+
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        usual(model, optimizer, place, batch, printed)
+        assert model.unused.weight.grad is None
+        assert model.frozen.weight.grad is None
+
+    check_like_plain(body, Partly)
+
+
+def test_closures_of_an_optimizer_are_evaluated_as_often_as_it_likes() -> None:
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        if not hasattr(model, "lbfgs"):
+            object.__setattr__(model, "lbfgs", torch.optim.LBFGS(model.parameters(), max_iter=3))
+
+        def closure() -> Tensor:
+            model.lbfgs.zero_grad()
+            loss = F.cross_entropy(model(batch[0]), batch[1])
+            loss.backward()
+            return loss
+
+        printed.append(model.lbfgs.step(closure).item())
+
+    check_like_plain(body, tolerance=1e-2)  # it amplifies rounding
+
+
+class Normalized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 10))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layers(inputs)
+        return outputs
+
+
+def test_batch_norm_and_dropout_are_by_shards_and_the_same_in_each_run() -> None:
+    first, second = (train(usual, Normalized, shards=SHARDS) for _ in range(2))
+    assert all(map(torch.equal, first.parameters, second.parameters))
+    assert first.printed == second.printed
+
+
+def test_statistics_are_those_of_all_shards_after_the_call() -> None:
+    def run() -> tuple[Tensor, Tensor, Tensor]:
+        enter_session(SoloSession())
+        torch.manual_seed(0)
+        model: Any = Normalized()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        model, _, loader = prepare(model, optimizer, DataLoader(dataset(), batch_size=SAMPLES), body="batch")
+        for _ in loader.epochs(1):
+            for inputs, _ in loader:
+                hidden = model.layers[0](inputs).detach()
+                model(inputs).sum().backward()
+                found = model.layers[1].running_mean.clone()
+        return hidden.mean(0), found, model.layers[1].running_mean
+
+    mean, found, after = Context().run(run)
+    torch.testing.assert_close(found, 0.1 * mean)
+    assert torch.equal(found, after)
+
+
+def gan(*, is_plain: bool) -> Trained:
+    """Two optimizers, three backward passes, one of them through both models; as people write it."""
+    enter_session(SoloSession())
+    torch.manual_seed(0)
+    maker: Any = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 8))
+    critic: Any = nn.Sequential(nn.Linear(8, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
+    first, second = (torch.optim.Adam(model.parameters(), lr=2e-3) for model in (critic, maker))
+    loader: Any = DataLoader(dataset(), batch_size=BATCH)
+    epochs: Any = range(EPOCHS)
+    if not is_plain:
+        (maker, critic), _, loader = prepare([maker, critic], [first, second], loader, body="batch", num_shards=SHARDS)
+        epochs = loader.epochs(EPOCHS)
+    printed = []
+    for epoch in epochs:
+        for number, (real, _) in enumerate(loader):
+            noise = torch.randn(len(real), 4, generator=torch.Generator().manual_seed(100 * epoch + number))
+            ones, zeros = torch.ones(len(real), 1), torch.zeros(len(real), 1)
+            first.zero_grad()
+            F.binary_cross_entropy_with_logits(critic(real), ones).backward()
+            fake = maker(noise)
+            F.binary_cross_entropy_with_logits(critic(fake.detach()), zeros).backward()
+            first.step()
+            second.zero_grad()
+            loss = F.binary_cross_entropy_with_logits(critic(fake), ones)
+            loss.backward()
+            second.step()
+            printed.append(loss.item())
+    return Trained([each.detach() for model in (maker, critic) for each in model.parameters()], printed)
+
+
+def test_a_gan_trains_as_written() -> None:
+    expected, found = (Context().run(gan, is_plain=is_plain) for is_plain in (True, False))
+    assert found.printed == pytest.approx(expected.printed, rel=1e-5)
+    for one, other in zip(found.parameters, expected.parameters, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+def penalized(how: Callable[[], AbstractContextManager[None]]) -> Body:
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        optimizer.zero_grad()
+        inputs = batch[0].clone().requires_grad_()
+        with how():
+            outputs = model(inputs)
+        (gradient,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
+        loss = F.cross_entropy(model(batch[0]), batch[1]) + (gradient.norm(dim=1) - 1).square().mean()
+        loss.backward()
+        optimizer.step()
+        printed.append(loss.item())
+
+    return body
+
+
+def test_a_gradient_of_a_gradient_is_refused_and_can_be_computed_in_full() -> None:
+    with pytest.raises(UsageError, match=r"create_graph=True.*with resile.training.undivided\(\)"):
+        train(penalized(nullcontext), shards=SHARDS)
+    check_like_plain(penalized(undivided))
+
+
+def test_a_copy_of_a_prepared_model_is_a_plain_model() -> None:
+    copies: list[Any] = []
+
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        copied = copy.deepcopy(model)
+        assert torch.equal(copied(batch[0]), model(batch[0]))
+        copies.append(copied)
+        usual(model, optimizer, place, batch, printed)
+
+    train(body, shards=SHARDS)
+    parameters = copies[0][0].weight
+    assert copies[0](torch.ones(2, 8)).shape == (2, 10)
+    copies[0](torch.ones(2, 8)).sum().backward()
+    assert parameters.grad is not None
+
+
+@pytest.mark.parametrize("option", [{"accumulate": 2}, {"mode": "fast"}, {"grad_scaler": torch.amp.GradScaler("cpu")}])
+def test_what_such_a_loop_cannot_have_yet_is_named(option: Any) -> None:
+    model = perceptron()
+    loader = DataLoader(dataset(), batch_size=BATCH)
+    with pytest.raises(UsageError, match=f"was given {next(iter(option))}, which it cannot have yet"):
+        Context().run(prepare, model, torch.optim.SGD(model.parameters()), loader, body="batch", **option)
+
+
+@dataclasses.dataclass
+class Unknown:
+    logits: Tensor
+
+
+@pytest.mark.parametrize(
+    ("outputs", "says"),
+    [
+        (lambda logits: logits.T, r"an output of the model has the shape \(10, 4\) for 4 rows"),
+        (Unknown, "an output of the model is a Unknown"),
+    ],
+)
+def test_outputs_that_cannot_be_joined_are_named(outputs: Any, says: str) -> None:
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = perceptron()
+
+        def forward(self, inputs: Tensor) -> Any:
+            return outputs(self.layers(inputs))
+
+    with pytest.raises(UsageError, match=says):
+        train(usual, Other, shards=SHARDS)
