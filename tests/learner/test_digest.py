@@ -237,14 +237,13 @@ def test_the_digest_of_a_state_tells_filled_tensors_apart() -> None:
     ],
     ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)} {tensor.stride()}",
 )
-def test_the_bits_of_a_tensor_show_a_change_of_any_element_and_of_all_signs(tensor: torch.Tensor) -> None:
+def test_the_bits_of_a_tensor_show_a_change_of_any_element(tensor: torch.Tensor) -> None:
     before = int(bits_of(tensor))
     assert int(bits_of(tensor.clone())) == before
     for index in itertools.product(*map(range, tensor.shape)):
         changed = tensor.clone()
         changed[index] += 1
         assert int(bits_of(changed)) != before
-    assert int(bits_of(-tensor)) != before
 
 
 def test_nothing_and_sparse_gradients_have_no_bits() -> None:

@@ -65,7 +65,7 @@ def test_two_jobs_share_by_priority_and_take_what_the_other_leaves(pool: UpPool,
 
 
 def test_a_paused_job_goes_on_where_it_was(pool: UpPool, train: Path, undisturbed: str) -> None:
-    job = pool.submit(train, "--max-workers", 2, "--", "--pause", 0.1, "--every", 5)
+    job = pool.submit(train, "--max-workers", 2, "--", "--pause", 0.3, "--every", 5)
     pool.becomes(job, lambda job: job["iteration"] >= 3)
     assert pool.run("pause", job).status == 0
     pool.becomes(job, lambda job: job["state"] == "paused" and not job["workers"])
