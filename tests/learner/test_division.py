@@ -14,8 +14,13 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from resile.training import prepare, undivided
+from resile_learner.collectives.device.exchange import ExchangeRound
+from resile_learner.collectives.spec import Abandoned, RoundSpec
 from resile_learner.session import SoloSession, enter_session
+from resile_learner.training.replay import RepeatedRounds
 from resile_shared.errors import UsageError
+
+from .recorded_sessions import FlatCopy
 
 EPOCHS = 3
 SAMPLES = 96
@@ -42,12 +47,17 @@ def perceptron() -> nn.Module:
 
 
 def train(
-    body: Body, make: Callable[[], nn.Module] = perceptron, *, shards: int | None, samples: int = SAMPLES
+    body: Body,
+    make: Callable[[], nn.Module] = perceptron,
+    *,
+    shards: int | None,
+    samples: int = SAMPLES,
+    session: SoloSession | None = None,
 ) -> Trained:
     """Train a model; ``shards`` is None for the plain loop."""
 
     def run() -> Trained:
-        enter_session(SoloSession())
+        enter_session(session or SoloSession())
         torch.manual_seed(0)
         model: Any = make()
         optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -307,6 +317,101 @@ def test_a_copy_of_a_prepared_model_is_a_plain_model() -> None:
     assert parameters.grad is not None
 
 
+class Recorded(SoloSession):
+    """Records what each round has returned, as late as another member may ask for it: as it ends the next round."""
+
+    def __init__(self, rounds: list[RepeatedRounds]) -> None:
+        super().__init__()
+        self._rounds = rounds
+        self.outcomes: dict[int, FlatCopy] = {}
+
+    def begin(self, spec: RoundSpec) -> ExchangeRound:
+        opened = super().begin(spec)
+        finish = opened.finish
+
+        def recorded(header: bytes, *, may_leave: bool = False) -> Any:
+            flat = self._rounds[-1]._outcome.flatten()
+            self.outcomes[spec.tag.round - 1] = flat.skeleton, [tensor.clone() for tensor in flat.tensors]
+            return finish(header, may_leave=may_leave)
+
+        opened.finish = recorded  # type: ignore[method-assign]
+        return opened
+
+
+class Losing(SoloSession):
+    """Loses a member in a round: others have completed it, with ``outcome``, or nobody has."""
+
+    def __init__(self, round_: int, outcome: FlatCopy | None) -> None:
+        super().__init__()
+        self._round: int | None = round_
+        self._outcome = outcome
+
+    def begin(self, spec: RoundSpec) -> ExchangeRound:
+        opened = super().begin(spec)
+        if spec.tag.round == self._round:
+            self._round = None
+
+            def finish(header: bytes, *, may_leave: bool = False) -> tuple[bytes, ...]:
+                for sums in spec.sums:
+                    sums.fill_(7.0)  # what an abandoned round leaves
+                raise Abandoned(1, "it was killed")
+
+            opened.finish = finish  # type: ignore[method-assign]
+        return opened
+
+    def recover(self, lost: Abandoned, *, next_round: int, state: Any) -> bool:
+        if self._outcome is None:
+            return False
+        for mine, theirs in zip(state.allocate_buffers(self._outcome[0]), self._outcome[1], strict=True):
+            mine.copy_(theirs)
+        state.load_received()
+        return True
+
+
+class Drifting(Normalized):
+    """Its outputs depend on a buffer that each call changes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("running_scale", torch.ones(()))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs = super().forward(inputs) * self.running_scale.clone()
+        self.running_scale += 0.1 * inputs.mean()
+        return outputs
+
+
+def twice(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    """Two calls with running statistics and then two backward passes, without a round between them."""
+    optimizer.zero_grad()
+    first, second = F.cross_entropy(model(batch[0]), batch[1]), model(batch[0] + 1).square().mean()
+    first.backward()
+    second.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), 0.1)  # in place
+    optimizer.step()
+    printed += [first.item(), second.item(), model.layers[1].running_mean.sum().item()]
+
+
+def test_a_member_that_is_lost_in_any_round_is_replaced_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[RepeatedRounds] = []
+    make = RepeatedRounds.__init__
+
+    def noted(self: RepeatedRounds, *args: Any, **kwargs: Any) -> None:
+        make(self, *args, **kwargs)
+        opened.append(self)
+
+    monkeypatch.setattr(RepeatedRounds, "__init__", noted)
+    recorded = Recorded(opened)
+    undisturbed = train(twice, Drifting, shards=SHARDS, session=recorded)
+    num_calls = 4 * EPOCHS * (SAMPLES // BATCH)
+    assert max(recorded.outcomes) > num_calls
+    for round_ in range(1, num_calls + 1):
+        for outcome in (None, recorded.outcomes[round_]):
+            found = train(twice, Drifting, shards=SHARDS, session=Losing(round_, outcome))
+            assert found.printed == undisturbed.printed
+            assert all(map(torch.equal, found.parameters, undisturbed.parameters))
+
+
 @pytest.mark.parametrize("option", [{"accumulate": 2}, {"mode": "fast"}, {"grad_scaler": torch.amp.GradScaler("cpu")}])
 def test_what_such_a_loop_cannot_have_yet_is_named(option: Any) -> None:
     model = perceptron()
@@ -325,6 +430,8 @@ class Unknown:
     [
         (lambda logits: logits.T, r"an output of the model has the shape \(10, 4\) for 4 rows"),
         (Unknown, "an output of the model is a Unknown"),
+        (lambda logits: (logits, logits.sum().item()), r"which has no mean: return numbers as tensors"),
+        (lambda logits: logits.repeat(1, 7000), r"the outputs of the model of a batch have 8 MiB, and all workers"),
     ],
 )
 def test_outputs_that_cannot_be_joined_are_named(outputs: Any, says: str) -> None:

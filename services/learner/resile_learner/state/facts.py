@@ -58,6 +58,10 @@ _EXPLAINED = {
         "generators, and parts of state={...} of the training call, which workers that join receive; not by a variable "
         "that the body of the loop counts or collects in, by a generator of its own, or by the time",
     ),
+    "other_outputs": (
+        "called the model, which returned {value} beside tensors, and {expected} for {others}",
+        "Return numbers as tensors, as in loss.detach() instead of loss.item()",
+    ),
     "output_gradients": (
         "computed another loss from the model's outputs than {others}",
         "Compute it by what is equal on all workers: the outputs, the batch, the parameters, loader.iteration, the "

@@ -66,6 +66,11 @@ class Buffers:
         buffer = self._now(index)
         return self._places[index][1].startswith("running_") and _is_summable(buffer) and not is_expanded(buffer)
 
+    @property
+    def has_statistics(self) -> bool:
+        """Whether there are running statistics, and so `sums`."""
+        return bool(self._statistics)
+
     def begin(self, plan: LocalPlan) -> None:
         """Begin an iteration in which this worker folds its shards by ``plan``."""
         self._slots.reserve(plan)
@@ -219,7 +224,9 @@ class Buffers:
         """Undo what was committed since `committed` returned these values."""
         for index, value in enumerate(committed):
             self._committed[index].copy_(value)
-            self._write(index)
+            if index in self._others:
+                self._write(index)
+        _copy_all(*self._of_statistics())
         self._forget_shard()
 
     def digest(self, number: int) -> int:

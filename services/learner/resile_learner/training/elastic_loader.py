@@ -79,16 +79,10 @@ class ElasticLoader:
         if accumulate is not None and settings.is_fast and micro_batch_size is None:
             micro_batch_size = read.batch_size
         self._settings = replace(
-            settings,
+            read.applied_to(settings),
             batch_size=batch_size,
             num_shards=num_shards,
             micro_batch_size=micro_batch_size,
-            shuffle=read.shuffle,
-            sampler=read.sampler,
-            batch_sampler=read.batch_sampler,
-            drop_last=read.drop_last,
-            collate_fn=read.collate_fn,
-            num_workers=read.num_workers,
         )
         self._plan: BatchPlan | None = None
         if is_stream(read.dataset):

@@ -57,7 +57,10 @@ class RoundOutcome:
 
 
 class RepeatedRounds(Rounds):
-    """Rounds that end with an outcome, whoever is lost. ``on_recovered`` is called in a new generation."""
+    """Rounds that end with an outcome, whoever is lost.
+
+    ``recovering(lost, recover)`` lets ``recover`` find a generation without the lost member, and returns what it does.
+    """
 
     def __init__(
         self,
@@ -70,6 +73,8 @@ class RepeatedRounds(Rounds):
         super().__init__(session, buffers)
         self._recovering = recovering
         self._outcome = RoundOutcome(progress)
+        self.sums_of: object = None
+        """What holds the sums of the newest round: they are to stay as they are until the next one is complete."""
 
     def exchange(
         self,
@@ -93,8 +98,12 @@ class RepeatedRounds(Rounds):
                 self.number = number
             else:
                 assert self.newest is not None
-                self._outcome.keep(self.newest, result)
+                self._keep(self.newest, result)
                 return result
+
+    def _keep(self, completed: Round, result: RoundResult) -> None:
+        self._outcome.keep(completed, result)
+        self.sums_of = None
 
     def recover(self, lost: Abandoned, number: int) -> bool:
         """Continue without the lost member; return whether others have completed round ``number`` without this one."""
@@ -110,5 +119,5 @@ class RepeatedRounds(Rounds):
             mine.copy_(sums)
         self.number = number + 1
         result = self.newest.outcome(tree["headers"])
-        self._outcome.keep(self.newest, result)
+        self._keep(self.newest, result)
         return result

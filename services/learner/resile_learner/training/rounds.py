@@ -55,10 +55,10 @@ class Rounds:
     ) -> RoundResult:
         """Take part in the next round: ``compute`` opens it, and pushes the sums of this worker's shards.
 
-        See `Round.finish`.
+        ``header`` is called after it. See `Round.finish`.
         """
-        own = header()
         computed = compute()
+        own = header()
         assert self.newest is not None
         own = replace(own, computed=computed._replace(operations=own.computed.operations))
         return self.newest.finish(own, next_iteration=next_iteration, trains=trains, holds=holds)

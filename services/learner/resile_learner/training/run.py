@@ -20,13 +20,14 @@ from ..session import Session, current_session
 from ..state.facts import Facts
 from ..state.run import RunState, Stateful
 from .attributes import ScriptAttributes
+from .base_run import BaseRun
 from .batch_schedule import BatchSchedule, declared_range
 from .buffers import Buffers
 from .closures import ClosureSteps
-from .data.batches import BatchPlan, Position
+from .data.batches import BatchPlan
 from .data.sources import open_source
 from .determinism import Determinism, Reproducibility, deterministic
-from .digest import RollingDigest, params_sha256
+from .digest import RollingDigest
 from .gradients import gradients_of
 from .header import RoundHeader
 from .iteration import Iteration
@@ -35,10 +36,9 @@ from .noise import NoiseScale
 from .prewarm import prewarm_devices, prewarm_optimizer
 from .protocol import TrainingProtocol
 from .received import ReceivedState
-from .reports import Result
 from .rounds import Rounds
 from .scalers import prepared_scalers
-from .seeds import mix, seed_all
+from .seeds import mix
 from .settings import TrainingSettings, facts_of
 from .validation import open_validator
 from .watch.optimizer_watch import optimizer_parts
@@ -47,7 +47,7 @@ from .watch.script_watch import ScriptWatch
 from .workspace import IterationSpec, Workspace
 
 
-class Run:
+class Run(BaseRun):
     """One training run. ``has_epochs``: the script has code of its own around the epochs, as with `ElasticLoader`.
 
     Raises UsageError for settings that cannot work.
@@ -231,11 +231,6 @@ class Run:
             num_turns=self._num_turns,
         )
 
-    def stop(self) -> None:
-        """End the run after the open iteration, on all workers alike."""
-        if not self.result:  # of others, for a worker that was behind at the end
-            self.state.progress.iterations_total = self.iteration + 1
-
     def stop_before(self) -> None:
         """End the run before the open iteration, before any of its shards was taken, on all workers alike."""
         self.state.progress.iterations_total = self.iteration
@@ -246,36 +241,11 @@ class Run:
         return self._source.plan
 
     @property
-    def iteration(self) -> int:
-        """Iterations committed so far: the number of the next one."""
-        return self.state.progress.iteration
-
-    @property
-    def iterations_total(self) -> int:
-        """The number of iterations after which the run ends; an estimate if the batch may change."""
-        return self.state.progress.iterations_total
-
-    @property
     def epoch(self) -> int:
         """The epoch, from 0, of the open iteration; between iterations and after the end, that of the newest one."""
         progress = self.state.progress
         is_open = self.newest is not None and self.newest.number == progress.iteration
         return progress.epoch if is_open else progress.last_epoch
-
-    @property
-    def result(self) -> Result | None:
-        """How the run ended; None before its end."""
-        return self._protocol.result
-
-    @property
-    def reproducibility(self) -> str:
-        """Whether the parameters are the same bits in every run of this kind; if not, why."""
-        return str(self._reproducibility)
-
-    @property
-    def operations(self) -> tuple[str, ...]:
-        """Operations without a deterministic form that this worker knows of."""
-        return self._reproducibility.operations
 
     def digest(self, round_: int) -> int:
         """A check of the parameters with which round ``round_`` begins, to be compared with the other members'."""
@@ -289,14 +259,6 @@ class Run:
     def begin_membership(self) -> None:
         """From now on this worker holds other shards of each batch."""
         self._source.restart()
-
-    def begin_iteration(self, iteration: int) -> None:
-        """The state before ``iteration`` is in place: it was committed, received or loaded."""
-        seed_all(mix(self.settings.seed, "between", iteration))
-
-    def params_sha256(self) -> str:
-        """The digest of the final parameters."""
-        return params_sha256(self.model)
 
     def state_facts(self) -> Facts:
         """What must be equal on all members beside the parameters: the parts of the script's own state."""
@@ -383,10 +345,6 @@ class Run:
     def _num_turns(self) -> int:
         """The number of iterations of each batch: one for each optimizer."""
         return len(self.optimizers)
-
-    @property
-    def _position(self) -> Position:
-        return Position(self.state.progress.epoch, self.state.progress.sample)
 
     @property
     def _has_begun(self) -> bool:

@@ -1,7 +1,7 @@
 """What a DataLoader says about the order of samples and how they are read."""
 
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import (
@@ -17,6 +17,9 @@ from resile_shared.errors import UsageError
 from .batch_samplers import BatchSampler
 from .fetch import Collate
 from .samplers import Sampler
+
+if TYPE_CHECKING:
+    from ..settings import TrainingSettings
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,18 @@ class LoaderSettings:
     drop_last: bool
     collate_fn: Collate
     num_workers: int
+
+    def applied_to(self, settings: "TrainingSettings") -> "TrainingSettings":
+        """Return ``settings`` for this loader's order of samples, and its way to read them; the batch size stays."""
+        return replace(
+            settings,
+            shuffle=self.shuffle,
+            sampler=self.sampler,
+            batch_sampler=self.batch_sampler,
+            drop_last=self.drop_last,
+            collate_fn=self.collate_fn,
+            num_workers=self.num_workers,
+        )
 
 
 def read_loader(loader: Any) -> LoaderSettings:

@@ -36,16 +36,7 @@ class BodyLoader:
         """Every backward pass is that of the whole batch."""
         self._model = model
         self._optimizers = optimizers
-        self._settings = replace(
-            settings,
-            batch_size=read.batch_size or 1,
-            shuffle=read.shuffle,
-            sampler=read.sampler,
-            batch_sampler=read.batch_sampler,
-            drop_last=read.drop_last,
-            collate_fn=read.collate_fn,
-            num_workers=read.num_workers,
-        )
+        self._settings = replace(read.applied_to(settings), batch_size=read.batch_size or 1)
         self._plan = plan_bodies(read.dataset, self._settings)
         self._run: BodyRun | None = None
         self._iterations: Iterator[BodyIteration]

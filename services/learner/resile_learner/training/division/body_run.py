@@ -21,6 +21,7 @@ from ...messages import Ready
 from ...session import Session, current_session
 from ...state.facts import Facts
 from ...state.run import RunState, Stateful
+from ..base_run import BaseRun
 from ..batch_schedule import BatchSchedule
 from ..buffers import Buffers
 from ..data.batches import Batch, BatchPlan, Indices, Position
@@ -29,11 +30,10 @@ from ..data.ledger import Ledger
 from ..data.sources import plan_batches
 from ..data.stream_reader import is_stream
 from ..determinism import Determinism, Reproducibility, deterministic
-from ..digest import RollingDigest, params_sha256
+from ..digest import RollingDigest
 from ..header import NO_INDICES, ComputedShards, RoundHeader
 from ..protocol import TrainingProtocol
 from ..replay import RepeatedRounds
-from ..reports import Result
 from ..rounds import RoundResult
 from ..seeds import mix, seed_all
 from ..settings import TrainingSettings, facts_of
@@ -77,7 +77,7 @@ class BodyIteration:
         return self.batch.ends_epoch
 
 
-class BodyRun:
+class BodyRun(BaseRun):
     """One training run of ``models``. Raises UsageError for settings that cannot work."""
 
     def __init__(
@@ -151,7 +151,7 @@ class BodyRun:
         if self.iteration == self.iterations_total:  # the script has ended the run before this iteration
             return
         if opened.newest is None:
-            self.exchange(self._no_shards, {})
+            self._exchange_headers()
         assert opened.newest is not None
         newest = replace(opened.newest, totals=replace(opened.newest.totals, indices=opened.fetched))
         self._protocol.commit_body(batch, newest, loss=opened.loss)
@@ -176,11 +176,22 @@ class BodyRun:
         self.rounds.open(0)
         return ComputedShards()
 
-    def exchange(self, compute: Callable[[], ComputedShards], facts: Facts) -> RoundResult:
+    def exchange(
+        self, compute: Callable[[], ComputedShards], facts: Callable[[], Facts], *, sums_of: object
+    ) -> RoundResult:
         """Take part in a round of the open iteration. See `Exchanging`."""
+        if sums_of is not None and self.rounds.sums_of is sums_of:
+            self._exchange_headers()  # a member may still lack the newest sums, which would be overwritten
+        result = self._exchange(compute, facts)
+        self.rounds.sums_of = sums_of
+        return result
+
+    def _exchange_headers(self) -> None:
+        self._exchange(self._no_shards, dict)
+
+    def _exchange(self, compute: Callable[[], ComputedShards], facts: Callable[[], Facts]) -> RoundResult:
         opened, phases = self._open, self.session.phases
-        if opened is None:
-            raise UsageError("a prepared model was called outside of the loop over the loader: use torch.no_grad()")
+        assert opened is not None
 
         def with_pace() -> ComputedShards:
             phases.enter("compute")
@@ -189,7 +200,7 @@ class BodyRun:
             return computed._replace(pace=self._pace(opened), indices=self._own_indices(opened))
 
         result = self.rounds.exchange(
-            with_pace, lambda: self._header(facts), next_iteration=self.iteration + 1, holds=True
+            with_pace, lambda: self._header(facts()), next_iteration=self.iteration + 1, holds=True
         )
         if opened.newest is None:
             opened.fetched = result.totals.indices
@@ -240,36 +251,6 @@ class BodyRun:
         """The body begins with the batch: what it draws is the same on all workers, and on one that joins."""
         seed_all(mix(self.settings.seed, "body", self.iteration))
 
-    def stop(self) -> None:
-        """End the run after the open iteration, on all workers alike."""
-        if not self.result:
-            self.state.progress.iterations_total = self.iteration + 1
-
-    @property
-    def iteration(self) -> int:
-        """Iterations committed so far: the number of the next one."""
-        return self.state.progress.iteration
-
-    @property
-    def iterations_total(self) -> int:
-        """The number of iterations after which the run ends."""
-        return self.state.progress.iterations_total
-
-    @property
-    def result(self) -> Result | None:
-        """How the run ended; None before its end."""
-        return self._protocol.result
-
-    @property
-    def reproducibility(self) -> str:
-        """Whether the parameters are the same bits in every run of this kind; if not, why."""
-        return str(self._reproducibility)
-
-    @property
-    def operations(self) -> tuple[str, ...]:
-        """Operations without a deterministic form that this worker knows of."""
-        return self._reproducibility.operations
-
     def digest(self, round_: int) -> int:
         """A check of the parameters with which round ``round_`` begins, to be compared with the other members'."""
         return self._digest.at(round_)
@@ -280,21 +261,9 @@ class BodyRun:
     def begin_membership(self) -> None:
         """The next call is divided among other workers."""
 
-    def begin_iteration(self, iteration: int) -> None:
-        """The state before ``iteration`` is in place."""
-        seed_all(mix(self.settings.seed, "between", iteration))
-
-    def params_sha256(self) -> str:
-        """The digest of the final parameters."""
-        return params_sha256(self.model)
-
     def state_facts(self) -> Facts:
         """Nothing beside the parameters is compared yet."""
         return {}
-
-    @property
-    def _position(self) -> Position:
-        return Position(self.state.progress.epoch, self.state.progress.sample)
 
     def _recovering(self, lost: Any, recover: Callable[[], bool]) -> bool:
         return self._protocol.recovering(lost, recover)

@@ -8,10 +8,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from resile_shared.errors import UsageError
 
-from ...collectives.tree import ranges
+from ...collectives.tree import Interval, ranges
 from ...state.facts import Facts
 from ..buffers import Buffers
 from ..gradients import Gradients
@@ -20,7 +21,7 @@ from ..rounds import RoundResult, Rounds
 from ..seeds import mix, seed_all, seeded
 from ..slots import local_plan
 from .accumulated import AccumulatedGradients
-from .rows import Cut, TreeSpec, check_outputs, cut_into, decode, encode, flat, joined, look, unflat, weight
+from .rows import Cut, check_outputs, check_size, cut_into, decode, encode, joined, quick_digest, weight
 
 
 class Exchanging(Protocol):
@@ -34,8 +35,14 @@ class Exchanging(Protocol):
     def rounds(self) -> Rounds:
         """Opens the rounds."""
 
-    def exchange(self, compute: Callable[[], ComputedShards], facts: Facts) -> RoundResult:
-        """Take part in a round within the body; ``compute`` may be called again, for other shards."""
+    def exchange(
+        self, compute: Callable[[], ComputedShards], facts: Callable[[], Facts], *, sums_of: object
+    ) -> RoundResult:
+        """Take part in a round within the body; ``compute`` may be called again, for other shards.
+
+        ``facts`` are asked for after it, and must be equal on all workers. ``sums_of`` is what holds the round's sums,
+        `Gradients` or `Buffers`, if it has any.
+        """
 
     def place(self) -> tuple[int, int]:
         """Return the rank of this worker, and the number of workers."""
@@ -71,7 +78,7 @@ class Division:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the outputs of all rows, those of other workers' shards included."""
-        leaves, spec = flat((args, kwargs))
+        leaves, spec = tree_flatten((args, kwargs))
         num_rows = next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0), 0)
         if self._is_in_shard or _is_undivided.get() or not torch.is_grad_enabled() or num_rows == 0:
             return self._forward(*args, **kwargs)
@@ -140,13 +147,15 @@ class Call:
         """Return the outputs with their structure."""
         assert self._outputs is not None
         remaining = iter(tensors)
-        return unflat([next(remaining) if each is _TENSOR else each for each in self._constants], self._outputs)
+        return tree_unflatten([next(remaining) if each is _TENSOR else each for each in self._constants], self._outputs)
 
     def forward(self) -> list[Tensor]:
         """Compute this worker's shards, and return the outputs of all."""
         run = self.division.run
         with seeded(self._seed):
-            result = run.exchange(self._compute_forward, {"inputs": look(self.tensors)})
+            result = run.exchange(
+                self._compute_forward, self._facts, sums_of=run.buffers if run.buffers.has_statistics else None
+            )
         run.buffers.commit(result.totals.deltas)
         rows = self._rows(result)
         first = self.shards[min(self.shards)].outputs
@@ -165,28 +174,32 @@ class Call:
                 found |= decode(header.computed.rows, device)
         return found
 
-    def _held(self) -> range:
+    def _facts(self) -> Facts:
+        return {"inputs": quick_digest(self.tensors), "other_outputs": repr(self._plain(self._constants))}
+
+    def _held(self) -> Interval:
+        """The shards that this worker computes now."""
         rank, size = self.division.run.place()
-        return range(*ranges(self.cut.num_shards, size)[rank])
+        return ranges(self.cut.num_shards, size)[rank]
 
     def _compute_forward(self) -> ComputedShards:
         run, held = self.division.run, self._held()
-        plan = local_plan(self.cut.num_shards, ranges(self.cut.num_shards, run.place()[1])[run.place()[0]])
+        plan = local_plan(self.cut.num_shards, held)
         run.buffers.begin(plan)
         opened = run.rounds.open(self.cut.num_shards, run.buffers.partials(plan), run.buffers.sums)
         self.shards.clear()
         deltas = {}
-        for number, shard in enumerate(held):
+        for step, shard in zip(plan.steps, range(*held), strict=True):
             self.shards[shard] = self._compute_shard(shard)
-            step = plan.steps[number]
             deltas[shard] = run.buffers.collect(weight=weight(self.cut, shard), first=shard == 0, step=step)
-        if not held:  # to know the structure of the outputs
+        if not deltas:  # to know the structure of the outputs
             self.shards[0] = self._compute_shard(0)
         for number in range(len(run.buffers.sums)):
             opened.exchange.push(number)
         partials = [fold_leaves(piece, lambda leaf: PartialSums({}, deltas[leaf])) for piece in plan.pieces]
-        rows = encode({shard: self._tensors_of(self.shards[shard].outputs) for shard in held})
-        return ComputedShards(partials, rows=rows)
+        rows = {shard: self._tensors_of(self.shards[shard].outputs) for shard in deltas}
+        check_size(rows, self.cut, what="the outputs of the model")
+        return ComputedShards(partials, rows=encode(rows))
 
     def _compute_shard(self, shard: int) -> _Shard:
         run = self.division.run
@@ -195,13 +208,20 @@ class Call:
         seed_all(mix(self._seed, shard))
         rows = self.cut.rows(shard)
         inputs = [self._part(leaf, rows) for leaf in self.leaves]
-        args, kwargs = unflat(inputs, self.spec)
+        args, kwargs = tree_unflatten(inputs, self.spec)
         with ExitStack() as stack:
             for device, dtype in self._autocast:
                 stack.enter_context(torch.autocast(device, dtype=dtype))
-            outputs, self._outputs = flat(self.division.compute(args, kwargs))
+            outputs, self._outputs = tree_flatten(self.division.compute(args, kwargs))
         check_outputs(outputs, num_rows=self.cut.size(shard))
-        self._constants = [_TENSOR if isinstance(each, Tensor) else each for each in outputs]
+        constants = [_TENSOR if isinstance(each, Tensor) else each for each in outputs]
+        if self._constants not in ([], constants):
+            raise UsageError(
+                f"the model returned {self._plain(constants)} for one part of a batch and "
+                f"{self._plain(self._constants)} for another, which has no mean: return numbers as tensors, as in "
+                "loss.detach() instead of loss.item()"
+            )
+        self._constants = constants
         return _Shard(outputs, inputs)
 
     def _part(self, leaf: Any, rows: slice) -> Any:
@@ -209,6 +229,10 @@ class Call:
             return leaf
         part = leaf.detach()[rows] if self.cut.is_by_rows(leaf) else leaf.detach()
         return part.requires_grad_(leaf.requires_grad)
+
+    @staticmethod
+    def _plain(constants: Sequence[Any]) -> list[Any]:
+        return [each for each in constants if each is not _TENSOR]
 
     @staticmethod
     def _tensors_of(values: Sequence[Any]) -> list[Tensor]:
@@ -230,8 +254,11 @@ class Call:
         before = [parameter.grad for parameter in division.parameters]
         try:
             with seeded(self._seed):
-                facts = {"output_gradients": look(gradients)}
-                result = division.run.exchange(lambda: self._compute_backward(gradients), facts)
+                result = division.run.exchange(
+                    lambda: self._compute_backward(gradients),
+                    lambda: {"output_gradients": quick_digest(gradients)},
+                    sums_of=division.gradients,
+                )
         finally:
             for parameter, gradient in zip(division.parameters, before, strict=True):
                 parameter.grad = gradient
@@ -240,34 +267,35 @@ class Call:
         return self._input_gradients(result)
 
     def _compute_backward(self, gradients: Sequence[Tensor | None]) -> ComputedShards:
-        division, run, held = self.division, self.division.run, self._held()
-        rank, size = run.place()
-        missing = [shard for shard in held if shard not in self.shards]
-        if missing:
-            self._compute_again(missing)
-        division.gradients.clear()
-        plan = division.gradients.begin(self.cut.num_shards, ranges(self.cut.num_shards, size)[rank])
-        opened = run.rounds.open(self.cut.num_shards, division.gradients.partials(plan), division.gradients.sums())
+        folded, held = self.division.gradients, self._held()
+        self._compute_missing(range(*held))
+        folded.clear()
+        plan = folded.begin(self.cut.num_shards, held)
+        opened = self.division.run.rounds.open(self.cut.num_shards, folded.partials(plan), folded.sums())
         of_inputs: dict[int, list[Tensor | None]] = {}
-        for number, shard in enumerate(held):
-            if number == len(held) - 1:
-                division.gradients.overlap(plan, opened.exchange.push)
+        for step, shard in zip(plan.steps, range(*held), strict=True):
+            is_last = shard == held.hi - 1
+            if is_last:
+                folded.overlap(plan, opened.exchange.push)
             else:
-                division.gradients.expect(plan.steps[number])
+                folded.expect(step)
             of_inputs[shard] = self._backward_of(shard, gradients)
-            if number < len(held) - 1:
-                division.gradients.fold(plan.steps[number])
-        division.gradients.push_rest(opened.exchange.push)
-        partials = [PartialSums() for _ in plan.pieces]
-        rows = encode(of_inputs) if any(each.requires_grad for each in self.tensors) else b""
-        return ComputedShards(partials, used=bytes(division.gradients.used), rows=rows)
+            if not is_last:
+                folded.fold(step)
+        folded.push_rest(opened.exchange.push)
+        rows = of_inputs if any(each.requires_grad for each in self.tensors) else {}
+        check_size(rows, self.cut, what="the gradients of the model's inputs")
+        return ComputedShards([PartialSums() for _ in plan.pieces], used=bytes(folded.used), rows=encode(rows))
 
-    def _compute_again(self, shards: Sequence[int]) -> None:
-        """Compute the outputs of shards that another worker held, or whose graph was used already."""
+    def _compute_missing(self, shards: Sequence[int]) -> None:
+        """Compute again the outputs of those ``shards`` that another worker held, or whose graph was used already."""
+        missing = [shard for shard in shards if shard not in self.shards]
+        if not missing:
+            return
         buffers = self.division.run.buffers
         now = buffers.committed()
         buffers.reset(self._buffers_before)
-        for shard in shards:
+        for shard in missing:
             self.shards[shard] = self._compute_shard(shard)
         buffers.reset(now)
 
@@ -292,10 +320,11 @@ class Call:
             if not leaf.requires_grad or all(part is None for part in parts):
                 found.append(None)
                 continue
-            part_of = [
-                torch.zeros_like(self._part(leaf, self.cut.rows(s))) if p is None else p for s, p in enumerate(parts)
+            dense = [
+                torch.zeros_like(self._part(leaf, self.cut.rows(shard))) if part is None else part
+                for shard, part in enumerate(parts)
             ]
-            found.append(torch.cat(part_of) if self.cut.is_by_rows(leaf) else sum(part_of[1:], part_of[0]))
+            found.append(torch.cat(dense) if self.cut.is_by_rows(leaf) else sum(dense[1:], dense[0]))
         return found
 
 

@@ -7,14 +7,15 @@ from zlib import crc32
 import orjson
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from resile_shared.errors import UsageError
 
 from ...state.memory import byte_view, dtype_name, dtype_named, tensor_bytes
 
-LOOKED_AT = 4096
+NUM_COMPARED = 4096
 """The number of elements of a tensor that members compare."""
+MAX_BYTES = 8 << 20
+"""The maximum size of all rows that one round sends in headers, whose own limit is twice that."""
 
 
 class Cut(NamedTuple):
@@ -71,19 +72,29 @@ def joined(parts: Sequence[Tensor], cut: Cut) -> Tensor:
     return (values * weights).sum().to(parts[0])
 
 
+def check_size(rows: Mapping[int, Sequence[Tensor | None]], cut: Cut, *, what: str) -> None:
+    """Raise UsageError if all shards together have too many bytes, judged by these: alike for any number of workers."""
+    sizes = [sum(each.nbytes for each in tensors if each is not None) for tensors in rows.values()]
+    if max(sizes, default=0) * cut.num_shards > MAX_BYTES:
+        raise UsageError(
+            f"{what} of a batch have {max(sizes) * cut.num_shards >> 20} MiB, and all workers would receive them: at "
+            f"most {MAX_BYTES >> 20} MiB are possible. Compute the loss in the model, and return what is small"
+        )
+
+
 def weight(cut: Cut, shard: int) -> float:
     """The share of the rows of a call that is in one shard."""
     return cut.size(shard) / cut.num_rows
 
 
-def look(tensors: Sequence[Tensor | None]) -> str:
+def quick_digest(tensors: Sequence[Tensor | None]) -> str:
     """Return a cheap check of tensors on the CPU, by the beginning of each, to compare workers."""
     crc = 0
     for tensor in tensors:
         shape = () if tensor is None else tensor.shape
         crc = crc32(repr(tuple(shape)).encode(), crc)
         if tensor is not None and tensor.device.type == "cpu" and tensor.layout == torch.strided:
-            start = tensor.detach().reshape(-1)[:LOOKED_AT]
+            start = tensor.detach().reshape(-1)[:NUM_COMPARED]
             crc = crc32(tensor_bytes(start.resolve_conj().resolve_neg().contiguous()), crc)
     return f"{crc:x}"
 
@@ -118,8 +129,3 @@ def decode(data: bytes, device: torch.device) -> dict[int, list[Tensor | None]]:
             position += tensor.nbytes
             rows[shard].append(tensor.to(device))
     return rows
-
-
-flat = pytree.tree_flatten
-unflat = pytree.tree_unflatten
-TreeSpec = pytree.TreeSpec
