@@ -174,6 +174,7 @@ class ApiServer:
                 web.post("/v1/hosts/{host}/drain", self._change),
                 web.post("/v1/hosts/{host}/join", self._join),
                 web.post("/v1/packages", self._package),
+                web.get("/v1/datasets/{dataset}", self._dataset),
                 web.put("/v1/datasets/{dataset}", self._add_dataset),
             ]
         )
@@ -224,9 +225,10 @@ class ApiServer:
 
     async def _add_dataset(self, request: web.Request) -> web.Response:
         await asyncio.sleep(self.listing_seconds)
-        uri = (await request.json())["uri"]
-        added = Dataset(name=request.match_info["dataset"], uri=uri, num_files=1, num_bytes=1, version="0" * 64)
-        return answer(added)
+        return answer(_dataset(request.match_info["dataset"], uri=(await request.json())["uri"]))
+
+    async def _dataset(self, request: web.Request) -> web.Response:
+        return answer(_dataset(request.match_info["dataset"], uri="s3://bucket/few"))
 
     async def _hosts(self, _: web.Request) -> web.Response:
         return answer(api.HostList(hosts=(HOST,)))
@@ -351,3 +353,7 @@ async def _start(runner: web.AppRunner, server: ApiServer) -> None:
     site = web.TCPSite(runner, "127.0.0.1", 0)
     await site.start()
     server.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+
+
+def _dataset(name: str, *, uri: str) -> Dataset:
+    return Dataset(name=name, uri=uri, num_files=1, num_bytes=1, version="0" * 64)

@@ -14,7 +14,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from resile import AsyncClient, Client, http_requests
-from resile.cli import jobs
+from resile.cli import jobs, main
 from resile.http_requests import Unreachable
 from resile.job import JobNotCompleted
 from resile.job_options import JobOptions
@@ -110,6 +110,19 @@ def test_the_client_and_the_command_have_an_option_for_each_field_of_a_job() -> 
     parameters = set(inspect.signature(jobs.submit).parameters)
     assert here - parameters == set()
     assert parameters - here == {"path", "args", "packages", "server", "home", "as_json"}
+
+
+def test_each_flag_of_the_command_reaches_the_job(api_server: ApiServer, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("")
+    flags = "--name n --env A=b --compat ibm-edt --with einops --data few --mount /tmp --min-workers 2 --max-workers 4 "
+    flags += "--sizes 2,4 --deadline 2h --priority 7 --tenant t --group gpu=a --placement spread"
+    assert main(["submit", str(script), *flags.split(), "--", "--lr", "0.1"]) == 0
+    assert main(["submit", str(script), "--gang", "3", "--restartable"]) == 0
+    specs = [spec for verb, spec in api_server.asked if verb == "submit"]
+    for name, field in JobSpec.model_fields.items():
+        default = field.get_default(call_default_factory=True)
+        assert any(getattr(spec, name) != default for spec in specs), name
 
 
 def test_a_job_names_its_packages_or_the_file_with_them(api_server: ApiServer, tmp_path: Path) -> None:

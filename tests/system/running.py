@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,6 +77,28 @@ def run_until(script: str | Path, pattern: str, *options: str, home: Path, args:
         raise AssertionError(f"the run ended without a line that matches {pattern!r}")
     finally:
         os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+
+
+def run_attacked(
+    script: str | Path,
+    *options: str,
+    home: Path,
+    attack: Callable[[int, Iterable[str]], list[str]],
+    args: tuple[str, ...] = (),
+) -> tuple[Outcome, list[str]]:
+    """Run a script while ``attack(launcher, lines of stderr)`` strikes it; return the outcome and what that returns."""
+    process = subprocess.Popen(
+        command(script, *options, home=home, args=args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    try:
+        struck = attack(process.pid, process.stderr)
+        out = process.stdout.read()
+        return Outcome(process.wait(60), json.loads(out) if out.strip() else {}, ""), struck
+    finally:
+        process.kill()
         process.communicate()
 
 

@@ -1,13 +1,11 @@
 """A batch that changes while workers come, go and are killed: the bits are those of the batches, every sample once."""
 
-import json
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from .running import SCRIPTS, Outcome, command, run, run_until
+from .running import SCRIPTS, Outcome, run, run_attacked, run_until
 from .test_kills import attack
 
 pytestmark = pytest.mark.long
@@ -41,21 +39,13 @@ def test_workers_and_batches_change_and_a_worker_is_killed_in_between(sha: str, 
     text = (SCRIPTS / SCRIPT).read_text()
     script = tmp_path / SCRIPT
     script.write_text(text.replace("return self.x[index]", "__import__('time').sleep(0.003); return self.x[index]"))
-    process = subprocess.Popen(
-        command(script, "--plan", "0:1,10:3,40:2", "--batches", BATCHES, home=tmp_path / "home", args=ARGS),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    outcome, killed = run_attacked(
+        script,
+        *("--plan", "0:1,10:3,40:2", "--batches", BATCHES),
+        home=tmp_path / "home",
+        args=ARGS,
+        attack=lambda launcher, said: attack(launcher, said, signal.SIGKILL, 1),
     )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    try:
-        killed = attack(process.pid, process.stderr, signal.SIGKILL, 1)
-        out = process.stdout.read()
-    finally:
-        process.kill()
-        process.wait()
-    outcome = Outcome(process.returncode, json.loads(out), "")
     check(outcome)
     assert outcome.sha == sha
     assert len(killed) == 1

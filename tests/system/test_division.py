@@ -1,14 +1,12 @@
 """A loop whose body runs once for each batch: the same bits and the same output, whoever joins, leaves or is killed."""
 
-import json
 import re
 import signal
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from .running import Outcome, command, plain_output, run, run_until, sha_in
+from .running import SCRIPTS, plain_output, run, run_attacked, run_until, sha_in
 from .test_kills import attack
 
 SCRIPT = "body.py"
@@ -39,24 +37,36 @@ def test_any_number_of_workers_gives_the_bits_of_the_plain_script(
 
 
 def test_workers_that_are_killed_anywhere_in_the_body_change_nothing(undisturbed: str, tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        command(SCRIPT, "--workers", "3", home=tmp_path, args=("--seconds", "0.4")),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    outcome, struck = run_attacked(
+        SCRIPT,
+        "--workers",
+        "3",
+        home=tmp_path,
+        args=("--seconds", "0.4"),
+        attack=lambda launcher, said: attack(launcher, said, signal.SIGKILL, 4),
     )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    try:
-        struck = attack(process.pid, process.stderr, signal.SIGKILL, 4)
-        out = process.stdout.read()
-        outcome = Outcome(process.wait(60), json.loads(out) if out.strip() else {}, "")
-    finally:
-        process.kill()
-        process.communicate()
     assert len(struck) == 4
     assert outcome.sha == sha_in(undisturbed)
     outcome.assert_every_sample_once(epochs=EPOCHS)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("made = maker(torch.randn(len(inputs), 4) * count)", "called the model with other inputs than"),
+        ("loss = loss * count", "computed another loss from the model's outputs than"),
+    ],
+)
+def test_a_body_that_counts_by_itself_is_named_when_a_worker_joins(line: str, says: str, tmp_path: Path) -> None:
+    script = tmp_path / SCRIPT
+    text = (SCRIPTS / SCRIPT).read_text().replace("for _epoch in", "count = 0\nfor _epoch in")
+    before, _, after = text.partition(line.split(" = ")[0] + " = ")
+    first, _, rest = after.partition("\n")
+    text = f"{before}{line.split(' = ')[0]} = {first}\n        count += 1\n        {line}\n{rest}"
+    script.write_text(text)
+    outcome = run(script, "--plan", "0:2,4:3", home=tmp_path / "home")
+    assert outcome.status == 1
+    assert says in outcome.errors
 
 
 def test_a_run_killed_entirely_resumes_to_the_same_bits(undisturbed: str, tmp_path: Path) -> None:

@@ -1,10 +1,8 @@
 """Workers of real runs that are killed or frozen: the result is that of the undisturbed run, sample for sample."""
 
-import json
 import os
 import re
 import signal
-import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 
 from resile.pool.workers import workers_below
 
-from .running import SCRIPTS, Outcome, command, plain
+from .running import SCRIPTS, plain, run_attacked
 
 EPOCHS = 2
 
@@ -47,21 +45,14 @@ def test_killed_and_frozen_workers_change_neither_bits_nor_ledger(
     script.write_text(text)
     sha = plain(script, *args)
     script.write_text(text.replace("return self.x[index]", "__import__('time').sleep(0.003); return self.x[index]"))
-    process = subprocess.Popen(
-        command(script, "--workers", "3", home=tmp_path / "home", args=args),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    outcome, struck = run_attacked(
+        script,
+        "--workers",
+        "3",
+        home=tmp_path / "home",
+        args=args,
+        attack=lambda launcher, said: attack(launcher, said, strike, times),
     )
-    assert process.stdout is not None
-    assert process.stderr is not None
-    try:
-        struck = attack(process.pid, process.stderr, strike, times)
-        out = process.stdout.read()
-        outcome = Outcome(process.wait(60), json.loads(out) if out.strip() else {}, "")
-    finally:
-        process.kill()
-        process.communicate()
     assert len(struck) == times
     assert outcome.sha == sha
     outcome.assert_every_sample_once(epochs=EPOCHS)

@@ -12,7 +12,7 @@ import resile.training
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--epochs", type=int, default=3)
-parser.add_argument("--seconds", type=float, default=0.0, help="of each iteration")
+parser.add_argument("--seconds", type=float, default=0.0, help="of each iteration, for a test to kill workers")
 args = parser.parse_args()
 
 resile.training.seed()

@@ -1,4 +1,4 @@
-"""Gradients before the exchange: folded leaf by leaf, and pushed bucket by bucket."""
+"""Gradients of this worker: folded and pushed during the backward pass, and replaced by the sums afterwards."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
