@@ -21,8 +21,13 @@ def workers(launcher: int) -> list[int]:
     return [worker.pid for worker in found]
 
 
-def attack(launcher: int, said: Iterable[str], strike: signal.Signals, times: int) -> list[str]:
-    """Strike a worker, the lowest rank every other time, whenever three train; tell after which words it was done."""
+def attack(
+    launcher: int, said: Iterable[str], strike: signal.Signals, times: int, *, done: Path | None = None
+) -> list[str]:
+    """Strike a worker, the lowest rank every other time, whenever three train; tell after which words it was done.
+
+    ``done`` is made after the last strike.
+    """
     after = []
     for line in said:
         whole = re.search(r"(-> 3 workers|iteration 0: 3 workers)", line)
@@ -32,6 +37,8 @@ def attack(launcher: int, said: Iterable[str], strike: signal.Signals, times: in
             ranks = workers(launcher)
             os.kill(ranks[0] if len(after) % 2 == 0 else ranks[-1], strike)
             after.append(line)
+            if done and len(after) == times:
+                done.touch()
     return after
 
 
