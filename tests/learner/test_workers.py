@@ -330,10 +330,18 @@ async def test_a_workers_process_id_is_known_before_its_first_message_is_handled
 
 
 def block_until_idle(fork_server: int) -> None:
-    """Wait, without reading anything, until the fork server has reported the end of all its workers."""
+    """Wait, without reading anything, until the fork server has reported the end of all its workers.
+
+    It sleeps once it has forked all workers that were requested; then those that have not been reaped are its children.
+    It sleeps again once it has reported those that were.
+    """
     deadline = time.monotonic() + PATIENCE_SECONDS
     process = psutil.Process(fork_server)
-    while process.children() or process.status() != psutil.STATUS_SLEEPING:
+
+    def is_asleep() -> bool:
+        return process.status() == psutil.STATUS_SLEEPING
+
+    while not (is_asleep() and not process.children() and is_asleep()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
 
