@@ -79,6 +79,8 @@ def test_a_job_leaves_a_host_that_drains_though_its_number_of_workers_stays() ->
     sim.run(until=10.0)
     assert sim.hosts_of("job-1") == {"host-1"}
     assert len(sim.members("job-1")) == 2
+    reasons = [item.reason for item in sim.histories["job-1"] if item.kind == "allocation"]
+    assert reasons == ["start", "host-2 draining", "all it can use"]
 
 
 class Incremental(AnyOrder):

@@ -23,6 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from resile_shared.messages.allocations import Allocation, Placement
+from resile_shared.messages.hosts import HostState
 
 from ..policies.demand import Target
 from .job import Job
@@ -178,7 +179,7 @@ class Allocator:
             placements.append(
                 Placement(worker=worker.number, host=slot.host, incarnation=worker.incarnation, slot=slot.number)
             )
-        reason = job.change_reason or job.target_reason
+        reason = job.change_reason or self._draining(job, change) or job.target_reason
         if cold_start:
             is_first = job.record.generation == 0 and not job.record.failures.failed_starts
             reason = "start" if is_first else "start again"
@@ -187,6 +188,13 @@ class Allocator:
         else:
             job.enter(Step.RESCALE)
         self._write(job, placements, reason=reason, cold_start=cold_start, change=change)
+
+    def _draining(self, job: Job, change: Change) -> str:
+        """Return which draining hosts ``change`` leaves; empty if none: then it is what the policy decided."""
+        hosts = self._pool.hosts
+        left = {placement.host for placement in job.generations.placements if placement not in change.kept}
+        draining = sorted(name for name in left & hosts.keys() if hosts[name].record.state is HostState.DRAINING)
+        return ", ".join(f"{name} draining" for name in draining)
 
     def recover(self, job: Job, survivors: Sequence[Worker], *, reason: str) -> None:
         """Let ``survivors`` continue without all others, from the round that they left unfinished."""
