@@ -10,6 +10,7 @@ from .running import SCRIPTS, plain_output, run, run_attacked, run_until, sha_in
 from .test_kills import attack
 
 SCRIPT = "body.py"
+VARIABLES = "variables.py"
 EPOCHS = 3
 
 
@@ -55,20 +56,55 @@ def test_workers_that_are_killed_anywhere_in_the_body_change_nothing(tmp_path: P
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("made = maker(torch.randn(len(inputs), 4) * count)", "called the model with other inputs than"),
-        ("loss = loss * count", "computed another loss from the model's outputs than"),
+        ("made = maker(torch.randn(len(inputs), 4) * next(count))", "called the model with other inputs than"),
+        ("loss = loss * next(count)", "computed another loss from the model's outputs than"),
     ],
 )
-def test_a_body_that_counts_by_itself_is_named_when_a_worker_joins(line: str, says: str, tmp_path: Path) -> None:
+def test_a_body_that_counts_by_an_iterator_is_named_when_a_worker_joins(line: str, says: str, tmp_path: Path) -> None:
     script = tmp_path / SCRIPT
-    text = (SCRIPTS / SCRIPT).read_text().replace("for _epoch in", "count = 0\nfor _epoch in")
+    text = (
+        (SCRIPTS / SCRIPT)
+        .read_text()
+        .replace("for _epoch in", "import itertools\ncount = itertools.count(1)\nfor _epoch in")
+    )
     before, _, after = text.partition(line.split(" = ")[0] + " = ")
     first, _, rest = after.partition("\n")
-    text = f"{before}{line.split(' = ')[0]} = {first}\n        count += 1\n        {line}\n{rest}"
-    script.write_text(text)
+    script.write_text(f"{before}{line.split(' = ')[0]} = {first}\n        {line}\n{rest}")
     outcome = run(script, "--plan", "0:2,4:3", home=tmp_path / "home")
     assert outcome.status == 1
     assert says in outcome.errors
+
+
+def counted(output: str) -> set[str]:
+    """The lines that a loop printed which counts, averages and collects."""
+    return set(re.findall(r"((?:batch|after epoch) \d+: .*)$", output, re.MULTILINE))
+
+
+def test_workers_that_join_know_the_variables_of_the_loop(tmp_path: Path) -> None:
+    """Numbers, lists, objects, copies of the model, in functions and globals; what enumerate counts; epochs begun."""
+    plain = plain_output(VARIABLES)
+    outcome = run(VARIABLES, "--plan", "0:2,4:4,7:1,12:3,20:2", home=tmp_path)
+    assert outcome.sha == sha_in(plain)
+    assert outcome.sizes == [(0, 2), (4, 4), (7, 1), (12, 3), (20, 2)]
+    assert counted(outcome.errors) == counted(plain)
+    assert len(counted(plain)) == 27 + 3
+
+
+def test_a_run_that_resumes_knows_the_variables_of_the_loop(tmp_path: Path) -> None:
+    plain = plain_output(VARIABLES)
+    args = ("--seconds", "0.2")
+    run_until(VARIABLES, "iteration 14: checkpoint saved", "--workers", "2", home=tmp_path, args=args)
+    outcome = run(VARIABLES, "--resume", "--workers", "3", home=tmp_path, args=args)
+    assert outcome.sha == sha_in(plain)
+    start = outcome.sizes[-1][0]
+    assert start >= 14, "it went on from the checkpoint"
+    assert counted(outcome.errors) == {line for line in counted(plain) if ends_at(line) > start}
+
+
+def ends_at(line: str) -> int:
+    """The iteration after which a line about a batch or an epoch is printed."""
+    *kind, number = line.partition(":")[0].split()
+    return (int(number) + 1) * (1 if kind == ["batch"] else 9)
 
 
 def test_a_run_killed_entirely_resumes_to_the_same_bits(undisturbed: str, tmp_path: Path) -> None:

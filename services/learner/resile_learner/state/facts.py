@@ -55,8 +55,9 @@ _EXPLAINED = {
     "inputs": (
         "called the model with other inputs than {others}",
         "Compute them by what is equal on all workers: the batch, the parameters, loader.iteration, the global random "
-        "generators, and parts of state={...} of the training call, which workers that join receive; not by a variable "
-        "that the body of the loop counts or collects in, by a generator of its own, or by the time",
+        "generators, variables of the loop that are numbers, text, small tensors or collections of these, and parts of "
+        "state={...} of the training call; not by an iterator or a random generator of its own, which a worker that "
+        "joins begins anew, or by the time",
     ),
     "other_outputs": (
         "called the model, which returned {value} beside tensors, and {expected} for {others}",
@@ -65,8 +66,9 @@ _EXPLAINED = {
     "output_gradients": (
         "computed another loss from the model's outputs than {others}",
         "Compute it by what is equal on all workers: the outputs, the batch, the parameters, loader.iteration, the "
-        "global random generators, and parts of state={...} of the training call, which workers that join receive; not "
-        "by a variable that the body of the loop counts or collects in",
+        "global random generators, variables of the loop that are numbers, text, small tensors or collections of "
+        "these, and parts of state={...} of the training call; not by an iterator or a random generator of its own, "
+        "which a worker that joins begins anew, or by the time",
     ),
     "evaluations": (
         "evaluated the closure of the optimizer's step less or more often than {others}",

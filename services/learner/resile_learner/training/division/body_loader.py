@@ -1,5 +1,7 @@
 """The loader of a loop whose body runs once for each batch: it yields whole batches, and drives a `BodyRun`."""
 
+import gc
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from resile_shared.errors import UsageError
 
+from ...messages import Warned
 from ...session import current_session
 from ..backward import Backward, handled_backward
 from ..data.data_loader import read_loader
@@ -17,6 +20,7 @@ from ..reports import Result
 from ..seeds import mix, seed_all
 from ..settings import TrainingSettings
 from .body_run import BodyIteration, BodyRun, plan_bodies
+from .variables import LoopVariables
 
 
 class BodyLoader:
@@ -38,6 +42,7 @@ class BodyLoader:
         self._optimizers = optimizers
         self._settings = replace(read.applied_to(settings), batch_size=read.batch_size or 1)
         self._plan = plan_bodies(read.dataset, self._settings)
+        self._variables = LoopVariables([model, *optimizers, *settings.state.values(), self], self._warn)
         self._run: BodyRun | None = None
         self._iterations: Iterator[BodyIteration]
         self._iteration: BodyIteration | None = None
@@ -45,27 +50,40 @@ class BodyLoader:
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Train for ``num_epochs`` passes over the dataset; yields their numbers, from the one under way."""
+        return _Asked(self._epochs(num_epochs), self._variables, is_outermost=True)
+
+    def _epochs(self, num_epochs: int) -> Iterator[int]:
         if self._run:
             raise UsageError("loader.epochs() was called twice: a script has one training call; name all epochs in one")
         settings = replace(self._settings, epochs=num_epochs)
-        self._run = BodyRun(self._model, self._optimizers, self.dataset, settings)
+        self._run = BodyRun(self._model, self._optimizers, self.dataset, settings, variables=self._variables)
         self._iterations = self._run.iterations()
         self._advance()
         while self._iteration is not None:
             opened = self._iteration
             seed_all(mix(settings.seed, "start of epoch", opened.epoch))
+            if opened.begins_epoch:
+                self._run.begin_script()
             yield opened.epoch
             if self._is_fresh:
                 raise UsageError("an epoch ended without a loop over the loader: loop over it once in each epoch")
             self._advance()
 
     def __iter__(self) -> Iterator[Any]:
+        return _Asked(self._whole_batches(), self._variables, num_before=self._num_before())
+
+    def _num_before(self) -> int:
+        """How many batches of the epoch under way were trained before this worker began with it."""
+        return 0 if self._iteration is None else self._iteration.number % len(self)
+
+    def _whole_batches(self) -> Iterator[Any]:
         if self._iteration is None:
             raise UsageError("the prepared loader was used outside of loader.epochs()")
         epoch = self._iteration.epoch
         with handled_backward(self._backward):
             while self._iteration is not None and self._iteration.epoch == epoch:
                 self._is_fresh = False
+                self._started.begin_script()
                 self._started.begin_body()
                 yield self._iteration.data
                 if self._iteration.ends_epoch or self._iteration.number + 1 == self.iterations_total:
@@ -114,6 +132,11 @@ class BodyLoader:
             raise UsageError("training has not begun: this is known from loader.epochs() on")
         return self._run
 
+    def _warn(self, message: str) -> None:
+        session = current_session()
+        if session.view.rank == 0:
+            session.report(Warned(worker=session.view.me, message=message))
+
     def _advance(self) -> None:
         self._iteration = next(self._iterations, None)
         self._is_fresh = True
@@ -122,3 +145,36 @@ class BodyLoader:
         if self._iteration is not None:
             self._iteration.loss = float(loss.detach())
         run(loss)
+
+
+class _Asked(Iterator[Any]):
+    """What the loader yields, and the place in the script where it is asked for.
+
+    ``num_before`` is how many batches of the epoch were trained before this worker began with it: ``enumerate`` goes on
+    with that number.
+    """
+
+    def __init__(
+        self, yielded: Iterator[Any], variables: LoopVariables, *, is_outermost: bool = False, num_before: int = 0
+    ) -> None:
+        self._yielded = yielded
+        self._variables = variables
+        self._is_outermost = is_outermost
+        self._num_before = num_before
+        self._num_skipped = 0
+
+    def __next__(self) -> Any:
+        if self._num_skipped:
+            self._num_skipped -= 1
+            return None
+        num_before, self._num_before = self._num_before, 0
+        for counting in self._enumerates() if num_before else ():
+            self._num_skipped = num_before
+            for _ in range(num_before):
+                next(counting)
+        with self._variables.seen_from(sys._getframe(1), is_outermost=self._is_outermost):
+            return next(self._yielded)
+
+    def _enumerates(self) -> list[Any]:
+        """The ``enumerate`` over this: it counts after it was given a batch, so within that it can be made to skip."""
+        return [each for each in gc.get_referrers(self) if type(each) is enumerate]

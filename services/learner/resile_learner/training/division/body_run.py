@@ -21,6 +21,7 @@ from ...messages import Ready
 from ...session import Session, current_session
 from ...state.facts import Facts
 from ...state.run import RunState, Stateful
+from ..attributes import ScriptAttributes
 from ..base_run import BaseRun
 from ..batch_schedule import BatchSchedule
 from ..buffers import Buffers
@@ -33,6 +34,7 @@ from ..determinism import Determinism, Reproducibility, deterministic
 from ..digest import RollingDigest
 from ..header import NO_INDICES, ComputedShards, RoundHeader
 from ..protocol import TrainingProtocol
+from ..received import ReceivedState
 from ..replay import RepeatedRounds
 from ..rounds import RoundResult
 from ..seeds import mix, seed_all
@@ -40,6 +42,7 @@ from ..settings import TrainingSettings, facts_of
 from ..stragglers import Pace
 from .accumulated import AccumulatedGradients
 from .calls import Division
+from .variables import LoopVariables
 
 
 def plan_bodies(dataset: Any, settings: TrainingSettings) -> BatchPlan:
@@ -52,8 +55,10 @@ def plan_bodies(dataset: Any, settings: TrainingSettings) -> BatchPlan:
 class BodyIteration:
     """One batch, and the rounds that the body of the loop has run for it."""
 
-    def __init__(self, number: int, batch: Batch, fetched: Fetched) -> None:
+    def __init__(self, number: int, batch: Batch, fetched: Fetched, *, begins_epoch: bool) -> None:
         self.number = number
+        self.begins_epoch = begins_epoch
+        """Whether it is the first of its epoch."""
         self.batch = batch
         self.data = fetched.batch
         self.indices = fetched.indices
@@ -86,6 +91,8 @@ class BodyRun(BaseRun):
         optimizers: Sequence[torch.optim.Optimizer],
         dataset: Any,
         settings: TrainingSettings,
+        *,
+        variables: LoopVariables,
     ) -> None:
         self.model = models
         self.settings = settings
@@ -105,7 +112,17 @@ class BodyRun(BaseRun):
         self._digest = RollingDigest(list(models.parameters()))
         self.accumulated = AccumulatedGradients([each for each in models.parameters() if each.requires_grad])
         self._ledger = Ledger(len(dataset), self.plan.order)
-        self.state = RunState(models, self._parts(optimizers), settings.state, after_load=self.buffers.adopt)
+        self._attributes = ScriptAttributes(models, optimizers)
+        self._variables = variables
+        self._received = ReceivedState(
+            models,
+            optimizers,
+            self._attributes,
+            settings.state,
+            iteration=lambda: self.iteration,
+            has_begun_iteration=lambda: False,
+        )
+        self.state = RunState(models, self._parts(optimizers), settings.state, after_load=self._on_load)
         self._checkpoints = Checkpointer(self.session, every=settings.checkpoint_every)
         self.rounds = RepeatedRounds(
             self.session, self.buffers, lambda: self.state.progress, recovering=self._recovering
@@ -142,9 +159,11 @@ class BodyRun(BaseRun):
         phases = self.session.phases
         phases.enter("data")
         batch = self.plan.batch(self._position)
-        self._open = opened = BodyIteration(self.iteration, batch, self._fetch())
+        begins_epoch = self._position.sample == 0
+        self._open = opened = BodyIteration(self.iteration, batch, self._fetch(), begins_epoch=begins_epoch)
         self.buffers.begin_iteration(compares_values=False)
         self.accumulated.begin_iteration()
+        self._received.open_iteration(is_in_epoch=not opened.begins_epoch)
         phases.enter("callback")
         yield opened
         phases.enter("waiting")
@@ -195,7 +214,9 @@ class BodyRun(BaseRun):
 
         def with_pace() -> ComputedShards:
             phases.enter("compute")
+            self._attributes.close()
             computed = compute()
+            self._attributes.open()
             phases.enter("waiting")
             return computed._replace(pace=self._pace(opened), indices=self._own_indices(opened))
 
@@ -247,6 +268,13 @@ class BodyRun(BaseRun):
         assert self._determinism is not None
         self._determinism.apply()
 
+    def begin_script(self) -> None:
+        """The script goes on from here: on a worker that was behind, with what it has on the others."""
+        self._received.begin_iteration()
+        self._attributes.begin()
+        self._variables.begin()
+        self._variables.restore()
+
     def begin_body(self) -> None:
         """The body begins with the batch: what it draws is the same on all workers, and on one that joins."""
         seed_all(mix(self.settings.seed, "body", self.iteration))
@@ -265,6 +293,10 @@ class BodyRun(BaseRun):
         """Nothing beside the parameters is compared yet."""
         return {}
 
+    def _on_load(self) -> None:
+        self.buffers.adopt()
+        self._received.on_load()
+
     def _recovering(self, lost: Any, recover: Callable[[], bool]) -> bool:
         return self._protocol.recovering(lost, recover)
 
@@ -276,6 +308,9 @@ class BodyRun(BaseRun):
             "reproducibility": self._reproducibility,
             "batches": self._schedule,
             "gradients": self.accumulated,
+            "attributes": self._attributes,
+            "received": self._received,
+            "variables": self._variables,
         }
 
     def _facts(self) -> Facts:

@@ -1,0 +1,77 @@
+"""Where in a script the loader was asked for a batch: the frames of the loop, and what may be done with them."""
+
+import dis
+import re
+import sys
+import sysconfig
+from collections.abc import Mapping
+from ctypes import c_int, py_object, pythonapi
+from inspect import CO_NEWLOCALS
+from types import FrameType, ModuleType
+from typing import Any
+
+_OWN = ("resile.", "resile_learner.")
+_LIBRARIES = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_ACCESS = re.compile(r"(LOAD|STORE|DELETE)_(?:FAST|NAME|GLOBAL|DEREF)|LOAD_CLOSURE")
+
+
+def frames_of(caller: FrameType, outermost: int | None) -> list[FrameType]:
+    """The frames of the script from ``caller`` to the one that asks for epochs, without those of libraries."""
+    found = []
+    frame: FrameType | None = caller
+    while frame is not None:
+        if not _is_in_library(frame.f_globals):
+            found.append(frame)
+        if id(frame) == outermost:
+            return found
+        frame = frame.f_back
+    return found[:1]
+
+
+def is_library(module: ModuleType | None) -> bool:
+    """Whether ``module`` is not the user's."""
+    return module is not None and _is_in_library(vars(module))
+
+
+def _is_in_library(variables: Mapping[str, Any]) -> bool:
+    name, file = variables.get("__name__", ""), variables.get("__file__") or ""
+    return name.startswith(_OWN) or file.startswith(_LIBRARIES) or (name in sys.builtin_module_names)
+
+
+def _is_function(frame: FrameType) -> bool:
+    """Whether the variables of ``frame`` are not those of its module."""
+    return bool(frame.f_code.co_flags & CO_NEWLOCALS)
+
+
+def scope_of(frame: FrameType) -> str:
+    """The name of the function that ``frame`` runs, or of the module: alike on all workers."""
+    return frame.f_code.co_qualname if _is_function(frame) else f"module {frame.f_globals.get('__name__')}"
+
+
+def write_back(frame: FrameType) -> None:
+    """Let assignments to the ``f_locals`` of a function reach its variables, as Python 3.13 does by itself."""
+    if _is_function(frame) and sys.version_info < (3, 13):
+        pythonapi.PyFrame_LocalsToFast(py_object(frame), c_int(0))
+
+
+def assigned_first(frame: FrameType) -> set[str]:
+    """The names that the body of the loop which ``frame`` is in assigns, in all cases, before it reads them."""
+    instructions = list(dis.get_instructions(frame.f_code))
+    loop = next((each for each in instructions if each.offset == frame.f_lasti and each.opname == "FOR_ITER"), None)
+    if loop is None:
+        return set()
+    seen: set[str] = set()
+    assigned: set[str] = set()
+    certain_from = 0
+    for each in instructions:
+        if not loop.offset < each.offset < loop.argval:
+            continue
+        if each.opcode in dis.hasjrel and each.argval > each.offset:
+            certain_from = max(certain_from, each.argval)
+        kinds = [match[0] for match in _ACCESS.finditer(each.opname)]
+        names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
+        for kind, name in zip(kinds, names, strict=False):
+            if name not in seen and kind.startswith("STORE") and each.offset >= certain_from:
+                assigned.add(name)
+            seen.add(name)
+    return assigned

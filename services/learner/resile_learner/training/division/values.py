@@ -1,0 +1,233 @@
+"""Values of a script's variables: whether they have changed, and how they travel.
+
+Only values do, never code: a worker restores them into the objects that its own script has made.
+"""
+
+import sys
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from types import BuiltinFunctionType, FunctionType, MethodType, ModuleType
+from typing import Any
+from zlib import crc32
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .frames import is_library
+from .rows import decode, encode
+
+MAX_BYTES = 16 << 20
+"""The maximum size of a value that travels."""
+MAX_COMPARED = 1 << 16
+"""The number of items of a container that are compared; of a longer one, changes of its length are noticed.
+
+It is divided by the number of containers that were looked at before in the same variable.
+"""
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_CODE = (ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
+_DICTS: Mapping[str, Callable[[], dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
+_SEQUENCES: Mapping[str, Callable[[Iterable[Any]], Any]] = {"list": list, "deque": deque, "tuple": tuple}
+_SETS: Mapping[str, Callable[[Iterable[Any]], Any]] = {"set": set, "frozenset": frozenset}
+
+
+class OpaqueValue(Exception):
+    """A value that cannot travel."""
+
+
+class LargeValue(Exception):
+    """A value that is too large to travel."""
+
+
+class Values:
+    """How values are compared, stored and restored, except for objects whose values are in the state already.
+
+    Within a variable each object is looked at once, so that cycles end.
+    """
+
+    def __init__(self, known: Iterable[object]) -> None:
+        self._objects = list(known)
+        modules = [each for each in self._objects if isinstance(each, nn.Module)]
+        self._objects += [each for module in modules for each in module.modules()]
+        self._ids = {id(each) for each in self._objects}
+        tensors = [each for module in modules for each in (*module.parameters(), *module.buffers())]
+        self._memory = {each.data_ptr() for each in tensors if each.numel()}
+
+    def _is_known(self, value: object) -> bool:
+        return id(value) in self._ids or (isinstance(value, Tensor) and value.data_ptr() in self._memory)
+
+    def mark(self, value: Any) -> Any:
+        """Return what differs if ``value`` has changed; the same for all values that cannot travel."""
+        return self._mark(value, set())
+
+    def _mark(self, value: Any, seen: set[int]) -> Any:
+        if isinstance(value, _PLAIN):
+            return type(value), value
+        if self._is_known(value) or isinstance(value, _CODE) or id(value) in seen:
+            return None
+        if isinstance(value, Tensor):
+            return value.data_ptr(), value._version, value.shape
+        if isinstance(value, np.ndarray):
+            return value.shape, crc32(np.ascontiguousarray(value).tobytes()) if value.nbytes <= MAX_BYTES else 0
+        if isinstance(value, np.generic):
+            return value.dtype, value.tobytes()
+        seen.add(id(value))
+        most = MAX_COMPARED // len(seen)
+        if isinstance(value, dict):
+            items = islice(value.items(), most)
+            return len(value), [(self._mark(key, seen), self._mark(item, seen)) for key, item in items]
+        if isinstance(value, list | tuple | deque):
+            return len(value), [self._mark(item, seen) for item in islice(value, most)]
+        if isinstance(value, set | frozenset):
+            return len(value), frozenset(item for item in islice(value, most) if isinstance(item, _PLAIN))
+        content = _content(value)
+        return None if content is None else self._mark(content, seen)
+
+    def encode(self, value: Any) -> Any:
+        """Return ``value`` as a tree of plain values. Raises OpaqueValue or LargeValue."""
+        return _Encoding(self._is_known).encode(value)
+
+
+class _Encoding:
+    """Encodes one value, of at most `MAX_BYTES`."""
+
+    def __init__(self, is_known: Callable[[object], bool]) -> None:
+        self._is_known = is_known
+        self._left = MAX_BYTES
+        self._seen: set[int] = set()
+
+    def encode(self, value: Any) -> Any:
+        if self._is_known(value) or id(value) in self._seen:
+            return ("known",)
+        if isinstance(value, complex):
+            return ("complex", value.real, value.imag)
+        if isinstance(value, _PLAIN):
+            self._take(len(value) if isinstance(value, str | bytes) else 8)
+            return value
+        if isinstance(value, Tensor | np.ndarray | np.generic):
+            self._take(value.nbytes)
+            return _encode_array(value)
+        self._seen.add(id(value))
+        return self._encode_object(value)
+
+    def _take(self, num_bytes: int) -> None:
+        self._left -= num_bytes
+        if self._left < 0:
+            raise LargeValue
+
+    def _each(self, values: Iterable[Any]) -> list[Any]:
+        return [self.encode(value) for value in values]
+
+    def _encode_object(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            name = type(value).__name__ if type(value).__name__ in _DICTS else "dict"
+            return (name, self._each(value.keys()), self._each(value.values()))
+        for kind in (list, deque, set, frozenset):
+            if type(value) is kind:
+                return (kind.__name__, self._each(value))
+        if isinstance(value, tuple):
+            return ("tuple", self._each(value))
+        if (content := _content(value)) is None:
+            raise OpaqueValue
+        if has_state(value):
+            return ("state", self.encode(content))
+        attributes = {}
+        for name, item in content.items():
+            try:
+                attributes[name] = self.encode(item)
+            except OpaqueValue:
+                continue  # it stays what the script has made it
+        return ("object", attributes)
+
+
+def _encode_array(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        if value.layout != torch.strided:
+            raise OpaqueValue
+        return ("tensor", encode({0: [value]}))
+    try:
+        content = torch.from_numpy(np.array(value, copy=True))
+    except TypeError:
+        raise OpaqueValue from None
+    return ("scalar" if isinstance(value, np.generic) else "array", encode({0: [content]}))
+
+
+@torch.no_grad()
+def restore(present: Any, encoded: Any) -> Any:
+    """Return the value that was encoded, as ``present`` itself if that can hold it: others may refer to it."""
+    if type(encoded) is not tuple:
+        return encoded
+    kind, *content = encoded
+    if kind == "known":
+        return present
+    if kind == "complex":
+        return complex(*content)
+    if kind in ("tensor", "array", "scalar"):
+        return _restore_array(present, kind, content[0])
+    if kind == "state":
+        if present is not None:
+            present.load_state_dict(restore(None, content[0]))
+        return present
+    if kind == "object":
+        for name, item in content[0].items() if present is not None else ():
+            setattr(present, name, restore(getattr(present, name, None), item))
+        return present
+    return _restore_container(present, kind, *content)
+
+
+def _restore_container(present: Any, kind: str, items: list[Any], values: Iterable[Any] = ()) -> Any:
+    if kind in _DICTS:
+        keys = [restore(None, each) for each in items]
+        old = present if isinstance(present, dict) else {}
+        pairs = [(key, restore(old.get(key), value)) for key, value in zip(keys, values, strict=True)]
+        target = present if isinstance(present, dict) else _DICTS[kind]()
+        target.clear()
+        for key, value in pairs:  # update() of a Counter counts
+            target[key] = value
+        return target
+    if kind in _SETS:
+        found = _SETS[kind](restore(None, each) for each in items)
+        if type(present) is not set:
+            return found
+        present.clear()
+        present.update(found)
+        return present
+    old_items = list(present) if isinstance(present, list | tuple | deque) else []
+    old_items += [None] * len(items)
+    restored = [restore(old, each) for old, each in zip(old_items, items, strict=False)]
+    if type(present) in (list, deque):
+        present.clear()
+        present.extend(restored)
+        return present
+    return type(present)(*restored) if hasattr(present, "_fields") else _SEQUENCES[kind](restored)
+
+
+def _restore_array(present: Any, kind: str, data: bytes) -> Any:
+    tensor = decode(data, torch.device("cpu"))[0][0]
+    assert tensor is not None
+    if kind == "scalar":
+        return tensor.numpy()[()]
+    if kind == "array":
+        return tensor.numpy()
+    if isinstance(present, Tensor) and present.shape == tensor.shape and present.dtype == tensor.dtype:
+        return present.copy_(tensor)
+    return tensor
+
+
+def has_state(value: Any) -> bool:
+    """Whether ``value`` has PyTorch's pair of state methods."""
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def _content(value: Any) -> Any:
+    """What an object consists of: its state, or its attributes, which of a library's own objects must be plain."""
+    if has_state(value):
+        try:
+            return value.state_dict()
+        except Exception:  # of a library or of the user: it has no state now
+            return None
+    attributes = getattr(value, "__dict__", None)
+    if not attributes or is_library(sys.modules.get(type(value).__module__)):
+        return attributes if attributes and all(isinstance(each, _PLAIN) for each in attributes.values()) else None
+    return attributes
