@@ -147,6 +147,78 @@ def test_a_loss_computed_in_the_model_is_the_mean_over_the_batch() -> None:
     check_like_plain(body, WithLoss)
 
 
+Loss = Callable[[Tensor, Tensor, nn.Module], Tensor]
+CLASS_WEIGHTS = torch.tensor([1.0, 9.0, *[0.5] * 8])
+
+
+def some_ignored(logits: Tensor, targets: Tensor) -> Tensor:
+    """Targets of which the first row of a part often has none, and whole parts now and then."""
+    return torch.where(logits[:, 0] > -0.1, targets, -100)
+
+
+def masked_mean(logits: Tensor, targets: Tensor, model: nn.Module) -> Tensor:
+    mask = (targets == 1).float() + 0.01
+    return (logits.square().mean(1) * mask).sum() / mask.sum()
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda logits, targets, model: F.cross_entropy(logits, targets, weight=CLASS_WEIGHTS),
+        lambda logits, targets, model: F.cross_entropy(logits, some_ignored(logits, targets)),
+        lambda logits, targets, model: (
+            0.5 * F.cross_entropy(logits, some_ignored(logits, targets), label_smoothing=0.1)
+        ),
+        masked_mean,
+        lambda logits, targets, model: F.cross_entropy(logits, targets, reduction="sum") / 100,
+        lambda logits, targets, model: logits.square().sum() / len(logits),
+        lambda logits, targets, model: logits.square().sum() / 64,
+        lambda logits, targets, model: logits.square().sum() / (targets >= 0).sum(),
+        lambda logits, targets, model: F.binary_cross_entropy_with_logits(logits, (logits > 0).float()),
+        lambda logits, targets, model: (
+            F.cross_entropy(logits, targets, weight=CLASS_WEIGHTS)
+            + 0.01 * sum(each.square().sum() for each in model.parameters())
+        ),
+    ],
+    ids=["weights", "ignored", "smoothed", "masked", "sum", "by rows", "by number", "by count", "elements", "penalty"],
+)
+def test_a_loss_in_the_model_with_weights_of_its_own_is_that_of_the_whole_batch(loss: Loss) -> None:
+    class Weighted(WithLoss):
+        def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
+            assert targets is not None
+            return loss(self.layers(inputs), targets, self)
+
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        optimizer.zero_grad()
+        value = model(batch[0], batch[1])
+        value.backward()
+        optimizer.step()
+        printed.append(value.item())
+
+    check_like_plain(body, Weighted)
+
+
+@pytest.mark.parametrize(
+    ("output", "says"),
+    [
+        (lambda logits: logits.square().mean() + logits.square().sum(), "adds terms that combine differently"),
+        (lambda logits: (logits > 0).sum(), "return a value for each row"),
+    ],
+)
+def test_a_single_output_that_cannot_be_that_of_the_whole_batch_is_named(
+    output: Callable[[Tensor], Tensor], says: str
+) -> None:
+    class Adding(WithLoss):
+        def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
+            return output(self.layers(inputs))
+
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        model(batch[0])
+
+    with pytest.raises(UsageError, match=says):
+        train(body, Adding, shards=SHARDS)
+
+
 def test_a_model_may_be_called_twice_and_without_gradients_in_a_body() -> None:
     def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
         optimizer.zero_grad()

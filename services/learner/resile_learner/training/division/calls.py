@@ -21,7 +21,8 @@ from ..rounds import RoundResult, Rounds
 from ..seeds import mix, seed_all, seeded
 from ..slots import local_plan
 from .accumulated import AccumulatedGradients
-from .rows import Cut, check_outputs, check_size, cut_into, decode, encode, joined, quick_digest, weight
+from .losses import SUM, Divisor, Divisors, combined, shares, terms_of
+from .rows import Cut, check_outputs, check_size, cut_into, decode, encode, quick_digest, weight
 
 
 class Exchanging(Protocol):
@@ -73,6 +74,8 @@ class Division:
         self.anchor = torch.zeros((), requires_grad=True)
         """Makes PyTorch ask for gradients of a call, whatever its inputs are."""
         self._forward: Callable[..., Any] = model.forward
+        self.fixed_divisors: dict[tuple[int, int], bool] = {}
+        """Whether a sum that the model returns is divided by what does not depend on rows, by output and term."""
         self._is_in_shard = False
         model.forward = _Forward(self)
 
@@ -137,6 +140,8 @@ class Call:
         ]
         self._outputs: TreeSpec | None = None
         self._constants: list[Any] = []
+        self._shares: dict[int, list[float]] = {}
+        """By how much each shard counts in an output that is a single value, by the number of the output."""
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -158,12 +163,17 @@ class Call:
             )
         run.buffers.commit(result.totals.deltas)
         rows = self._rows(result)
-        first = self.shards[min(self.shards)].outputs
-        tensors = [each for each in first if isinstance(each, Tensor)]
-        return [
-            joined([rows[shard][number] for shard in range(self.cut.num_shards)], self.cut).to(like.device)
-            for number, like in enumerate(tensors)
-        ]
+        like = self._tensors_of(self.shards[min(self.shards)].outputs)
+        return [self._joined(rows, number, len(like)).to(each.device) for number, each in enumerate(like)]
+
+    def _joined(self, rows: dict[int, list[Any]], number: int, num_outputs: int) -> Tensor:
+        """Join output ``number`` of all shards, which is followed by the terms of each, if it is a single value."""
+        parts = [rows[shard][number] for shard in range(self.cut.num_shards)]
+        if parts[0].dim():
+            return torch.cat(parts)
+        terms = [rows[shard][num_outputs + number].tolist() for shard in range(self.cut.num_shards)]
+        self._shares[number] = shares(terms, parts, self.cut)
+        return combined(parts, self._shares[number])
 
     def _rows(self, result: RoundResult) -> dict[int, list[Any]]:
         """Return what the headers of a round have of each shard."""
@@ -197,22 +207,12 @@ class Call:
         for number in range(len(run.buffers.sums)):
             opened.exchange.push(number)
         partials = [fold_leaves(piece, lambda leaf: PartialSums({}, deltas[leaf])) for piece in plan.pieces]
-        rows = {shard: self._tensors_of(self.shards[shard].outputs) for shard in deltas}
+        rows = {shard: self._with_terms(shard) for shard in deltas}
         check_size(rows, self.cut, what="the outputs of the model")
         return ComputedShards(partials, rows=encode(rows))
 
     def _compute_shard(self, shard: int) -> _Shard:
-        run = self.division.run
-        run.buffers.restore()
-        run.begin_shard()
-        seed_all(mix(self._seed, shard))
-        rows = self.cut.rows(shard)
-        inputs = [self._part(leaf, rows) for leaf in self.leaves]
-        args, kwargs = tree_unflatten(inputs, self.spec)
-        with ExitStack() as stack:
-            for device, dtype in self._autocast:
-                stack.enter_context(torch.autocast(device, dtype=dtype))
-            outputs, self._outputs = tree_flatten(self.division.compute(args, kwargs))
+        outputs, inputs = self._compute_rows(shard, self.cut.rows(shard))
         check_outputs(outputs, num_rows=self.cut.size(shard))
         constants = [_TENSOR if isinstance(each, Tensor) else each for each in outputs]
         if self._constants not in ([], constants):
@@ -223,6 +223,20 @@ class Call:
             )
         self._constants = constants
         return _Shard(outputs, inputs)
+
+    def _compute_rows(self, shard: int, rows: slice) -> tuple[list[Any], list[Any]]:
+        """Return the outputs of ``rows``, computed as ``shard``, and their inputs."""
+        run = self.division.run
+        run.buffers.restore()
+        run.begin_shard()
+        seed_all(mix(self._seed, shard))
+        inputs = [self._part(leaf, rows) for leaf in self.leaves]
+        args, kwargs = tree_unflatten(inputs, self.spec)
+        with ExitStack() as stack:
+            for device, dtype in self._autocast:
+                stack.enter_context(torch.autocast(device, dtype=dtype))
+            outputs, self._outputs = tree_flatten(self.division.compute(args, kwargs))
+        return outputs, inputs
 
     def _part(self, leaf: Any, rows: slice) -> Any:
         if not isinstance(leaf, Tensor):
@@ -237,6 +251,40 @@ class Call:
     @staticmethod
     def _tensors_of(values: Sequence[Any]) -> list[Tensor]:
         return [each for each in values if isinstance(each, Tensor)]
+
+    def _with_terms(self, shard: int) -> list[Tensor]:
+        """Return the outputs of a shard, and behind them the terms of each that is a single value."""
+        outputs = self._tensors_of(self.shards[shard].outputs)
+        terms = self._terms(outputs)
+        fixed = self._fixed_divisors(shard, terms)
+        resolved = [
+            [SUM if (number, place) in fixed else term for place, term in enumerate(each)]
+            for number, each in enumerate(terms)
+        ]
+        return [*outputs, *(torch.tensor(each, dtype=torch.float64) for each in resolved)]
+
+    @staticmethod
+    def _terms(outputs: Sequence[Tensor]) -> list[list[float]]:
+        return [[] if each.dim() else terms_of(each) for each in outputs]
+
+    def _fixed_divisors(self, shard: int, terms: list[list[float]]) -> set[tuple[int, int]]:
+        """Where, by output and term, sums are divided by a number that does not depend on rows.
+
+        It is found out once, by computing another number of rows.
+        """
+        found = {(n, k): each for n, of in enumerate(terms) for k, each in enumerate(of) if isinstance(each, Divisor)}
+        known = self.division.fixed_divisors
+        if found.keys() - known.keys() and self.cut.num_shards > 1:
+            rows = self.cut.rows(shard)
+            is_last = rows.stop == self.cut.num_rows
+            with Divisors() as divisors:
+                outputs, _ = self._compute_rows(shard, slice(rows.start - is_last, rows.stop + (not is_last)))
+            self.division.run.buffers.restore()
+            others = self._terms(self._tensors_of(outputs))
+            for place, divisor in found.items():
+                other = dict(enumerate(others[place[0]])).get(place[1])
+                known[place] = other == divisor and other in divisors.numbers
+        return {place for place in found if known.get(place)}
 
     @property
     def is_differentiable(self) -> list[bool]:
@@ -302,11 +350,11 @@ class Call:
     def _backward_of(self, shard: int, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Run the backward pass of one shard; return the gradients of its inputs that are tensors."""
         computed = self.shards.pop(shard)
-        given = [
-            (output, gradient[self.cut.rows(shard)] if output.dim() else gradient * weight(self.cut, shard))
-            for output, gradient in zip(self._tensors_of(computed.outputs), gradients, strict=True)
-            if gradient is not None and output.requires_grad
-        ]
+        given = []
+        for number, (output, gradient) in enumerate(zip(self._tensors_of(computed.outputs), gradients, strict=True)):
+            share = 1.0 if output.dim() else self._shares[number][shard]
+            if gradient is not None and output.requires_grad and share:
+                given.append((output, gradient[self.cut.rows(shard)] if output.dim() else gradient * share))
         if given:
             outputs, of_outputs = zip(*given, strict=True)
             torch.autograd.backward(outputs, of_outputs)

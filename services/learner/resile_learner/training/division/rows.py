@@ -61,17 +61,6 @@ def check_outputs(outputs: Sequence[Any], *, num_rows: int) -> None:
             )
 
 
-def joined(parts: Sequence[Tensor], cut: Cut) -> Tensor:
-    """Join an output of all shards: rows one after the other, and single values as the mean over all rows."""
-    if parts[0].dim():
-        return torch.cat(list(parts))
-    if not parts[0].is_floating_point():
-        return parts[0]
-    weights = torch.tensor([weight(cut, shard) for shard in range(cut.num_shards)], dtype=torch.float64)
-    values = torch.stack([part.double().cpu() for part in parts])
-    return (values * weights).sum().to(parts[0])
-
-
 def check_size(rows: Mapping[int, Sequence[Tensor | None]], cut: Cut, *, what: str) -> None:
     """Raise UsageError if all shards together have too many bytes, judged by these: alike for any number of workers."""
     sizes = [sum(each.nbytes for each in tensors if each is not None) for tensors in rows.values()]
