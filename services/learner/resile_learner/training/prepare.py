@@ -87,8 +87,8 @@ def prepare(
         threads=threads,
     )
     if body == "batch":
-        _check_body(accumulate=accumulate, grad_scaler=grad_scaler, mode=mode, micro_batch_size=micro_batch_size)
-        whole = BodyLoader(models, optimizers, loader, settings)
+        _check_body(accumulate=accumulate, mode=mode, micro_batch_size=micro_batch_size)
+        whole = BodyLoader(models, optimizers, loader, settings, grad_scaler=grad_scaler)
         _is_prepared.set(True)
         return (model, optimizer, whole) if scheduler is None else (model, optimizer, whole, scheduler)
     elastic = ElasticLoader(models, optimizers, loader, settings, accumulate=accumulate, grad_scaler=grad_scaler)
@@ -115,11 +115,20 @@ def _check_first_call(loader: Any) -> None:
         )
 
 
-def _check_body(**options: Any) -> None:
+def _check_body(*, accumulate: int | None, mode: Mode, micro_batch_size: int | None) -> None:
     """Raise UsageError for options that a body which runs once for each batch cannot have."""
-    for name, value in options.items():
-        if value not in (None, "same-bits"):
-            raise UsageError(f'prepare(..., body="batch") was given {name}, which it cannot have yet: leave it out')
+    if accumulate is not None:
+        raise UsageError(
+            'prepare(..., body="batch") was given accumulate, which it does not need: accumulate as in a plain loop, '
+            "where the optimizer steps only after every few batches"
+        )
+    if mode != "same-bits":
+        raise UsageError('prepare(..., body="batch") was given mode, which it cannot have yet: leave it out')
+    if micro_batch_size is not None:
+        raise UsageError(
+            'prepare(..., body="batch") was given micro_batch_size, which is for mode="fast": give a higher num_shards '
+            "for parts of a batch that take less memory"
+        )
 
 
 def _listed(value: Any) -> list[Any]:

@@ -16,6 +16,7 @@ from ...messages import Warned
 from ...session import current_session
 from ..backward import Backward, handled_backward
 from ..data.data_loader import read_loader
+from ..leaving import Departure
 from ..reports import Result
 from ..seeds import mix, seed_all
 from ..settings import TrainingSettings
@@ -32,6 +33,8 @@ class BodyLoader:
         optimizers: Sequence[torch.optim.Optimizer],
         loader: DataLoader[Any],
         settings: TrainingSettings,
+        *,
+        grad_scaler: torch.amp.GradScaler | None,
     ) -> None:
         read = read_loader(loader)
         self.dataset = read.dataset
@@ -40,9 +43,16 @@ class BodyLoader:
         """Every backward pass is that of the whole batch."""
         self._model = model
         self._optimizers = optimizers
+        self._grad_scaler = grad_scaler
         self._settings = replace(read.applied_to(settings), batch_size=read.batch_size or 1)
         self._plan = plan_bodies(read.dataset, self._settings)
         self._variables = LoopVariables([model, *optimizers, *settings.state.values(), self], self._warn)
+        self._departure = Departure(
+            model,
+            loop="loader.epochs()",
+            owner="loader",
+            held="`bar = tqdm(loader.epochs(10))`: write `for epoch in tqdm(loader.epochs(10)):`",
+        )
         self._run: BodyRun | None = None
         self._iterations: Iterator[BodyIteration]
         self._iteration: BodyIteration | None = None
@@ -59,24 +69,53 @@ class BodyLoader:
         self._run = BodyRun(self._model, self._optimizers, self.dataset, settings, variables=self._variables)
         self._iterations = self._run.iterations()
         self._advance()
+        current_session().prepared = self
         while self._iteration is not None:
             opened = self._iteration
             seed_all(mix(settings.seed, "start of epoch", opened.epoch))
             if opened.begins_epoch:
                 self._run.begin_script()
-            yield opened.epoch
+            try:
+                yield opened.epoch
+            except GeneratorExit:  # `break`, `return` or an error: a generator cannot tell which
+                self._departure.leave()
+                raise
             if self._is_fresh:
                 raise UsageError("an epoch ended without a loop over the loader: loop over it once in each epoch")
+            self._run.end_epoch()
             self._advance()
+
+    def complete_if_left(self) -> None:
+        """See `PreparedLoop`."""
+        if self._departure.has_left:
+            self.complete()
+
+    def complete(self) -> None:
+        """See `PreparedLoop`."""
+        if self._iteration is None:
+            return
+        self._departure.begin_completion()
+        if self._is_fresh:
+            self._started.stop_before()
+        else:
+            self._started.stop()
+        self._advance()
+        self._departure.close()
+
+    @property
+    def missing_gradients(self) -> str:
+        """See `PreparedLoop`: each backward pass leaves gradients."""
+        return ""
 
     def __iter__(self) -> Iterator[Any]:
         return _Asked(self._whole_batches(), self._variables, num_before=self._num_before())
 
     def _num_before(self) -> int:
         """How many batches of the epoch under way were trained before this worker began with it."""
-        return 0 if self._iteration is None else self._iteration.number % len(self)
+        return 0 if self._iteration is None else self._iteration.num_before
 
     def _whole_batches(self) -> Iterator[Any]:
+        self.complete_if_left()
         if self._iteration is None:
             raise UsageError("the prepared loader was used outside of loader.epochs()")
         epoch = self._iteration.epoch
@@ -120,6 +159,7 @@ class BodyLoader:
     @property
     def result(self) -> Result | None:
         """How the run ended; None before its end."""
+        self.complete_if_left()
         return self._started.result
 
     def stop(self) -> None:
@@ -143,7 +183,8 @@ class BodyLoader:
 
     def _backward(self, loss: Tensor, run: Backward) -> None:
         if self._iteration is not None:
-            self._iteration.loss = float(loss.detach())
+            scale = self._grad_scaler.get_scale() if self._grad_scaler else 1.0
+            self._iteration.loss = float(loss.detach()) / scale
         run(loss)
 
 

@@ -55,10 +55,10 @@ def plan_bodies(dataset: Any, settings: TrainingSettings) -> BatchPlan:
 class BodyIteration:
     """One batch, and the rounds that the body of the loop has run for it."""
 
-    def __init__(self, number: int, batch: Batch, fetched: Fetched, *, begins_epoch: bool) -> None:
+    def __init__(self, number: int, batch: Batch, fetched: Fetched, *, num_before: int) -> None:
         self.number = number
-        self.begins_epoch = begins_epoch
-        """Whether it is the first of its epoch."""
+        self.num_before = num_before
+        """How many batches of its epoch come before it."""
         self.batch = batch
         self.data = fetched.batch
         self.indices = fetched.indices
@@ -75,6 +75,11 @@ class BodyIteration:
     def epoch(self) -> int:
         """The epoch, from 0."""
         return self.batch.epoch
+
+    @property
+    def begins_epoch(self) -> bool:
+        """Whether it is the first of its epoch."""
+        return self.num_before == 0
 
     @property
     def ends_epoch(self) -> bool:
@@ -159,8 +164,8 @@ class BodyRun(BaseRun):
         phases = self.session.phases
         phases.enter("data")
         batch = self.plan.batch(self._position)
-        begins_epoch = self._position.sample == 0
-        self._open = opened = BodyIteration(self.iteration, batch, self._fetch(), begins_epoch=begins_epoch)
+        num_before = self._position.sample // batch.batch_size
+        self._open = opened = BodyIteration(self.iteration, batch, self._fetch(), num_before=num_before)
         self.buffers.begin_iteration(compares_values=False)
         self.accumulated.begin_iteration()
         self._received.open_iteration(is_in_epoch=not opened.begins_epoch)
@@ -173,7 +178,7 @@ class BodyRun(BaseRun):
             self._exchange_headers()
         assert opened.newest is not None
         newest = replace(opened.newest, totals=replace(opened.newest.totals, indices=opened.fetched))
-        self._protocol.commit_body(batch, newest, loss=opened.loss)
+        self._protocol.commit_body(opened.batch, newest, loss=opened.loss)
 
     def _fetch(self) -> Fetched:
         """Read the next batch; readers go on through changes of membership, and end with the epoch."""
@@ -263,10 +268,26 @@ class BodyRun(BaseRun):
         self._open.num_calls += 1
         return mix(self.settings.seed, "call", self.iteration, self._open.num_calls)
 
+    def stop_before(self) -> None:
+        """End the run before the open iteration, of which the script has seen nothing, on all workers alike."""
+        self.state.progress.iterations_total = self.iteration
+
     def begin_shard(self) -> None:
         """Set what determines the bits of a shard."""
         assert self._determinism is not None
         self._determinism.apply()
+
+    def end_epoch(self) -> None:
+        """The script has ended its loop over the batches of an epoch: the others of that epoch are left out."""
+        opened = self._open
+        assert opened is not None
+        if opened.ends_epoch or opened.number + 1 == self.iterations_total:
+            return
+        opened.batch = opened.batch._replace(next=Position(opened.epoch + 1, 0))
+        self._batches = None
+        num_left = self.plan.num_batches(opened.batch.next, epochs=self.settings.epochs)
+        total = opened.number + 1 + num_left
+        self.state.progress.iterations_total = min(total, self.settings.max_iterations or total)
 
     def begin_script(self) -> None:
         """The script goes on from here: on a worker that was behind, with what it has on the others."""
