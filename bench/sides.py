@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 from gate import Turnstile
-from models import WORKLOADS
+from models import WORKLOADS, LossFunction
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torch.utils.data.distributed import DistributedSampler
 
@@ -82,6 +83,43 @@ def train_with_resile(
             optimizer.step()
 
 
+class WithLoss(nn.Module):
+    """A model that returns its loss, as language models do, whose outputs are large."""
+
+    def __init__(self, model: nn.Module, loss: LossFunction) -> None:
+        super().__init__()
+        self.model = model
+        self._loss = loss
+
+    def forward(self, batch: Any) -> Tensor:
+        return self._loss(self.model, batch)
+
+
+def train_with_bodies(workload: str, name: str, *, gate: str) -> None:
+    """Train by a loop whose body runs once for each batch, until the gate closes."""
+    from resile.training import prepare, seed
+    from resile.training.extend import current_session
+
+    seed(0)
+    work = WORKLOADS[workload]()
+    model: Any = WithLoss(work.model, work.loss) if workload == "gpt" else work.model
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LR)
+    loader: Any = DataLoader(work.dataset, batch_size=work.batch_size, shuffle=True)
+    model, optimizer, loader = prepare(model, optimizer, loader, body="batch")
+    turnstile: Turnstile | None = None
+    for _ in loader.epochs(1_000_000):
+        for batch in loader:
+            if turnstile is None:
+                turnstile = Turnstile(gate, name, current_session().view.rank)
+                _time_exchange(turnstile)
+            if not turnstile.pass_():
+                return
+            optimizer.zero_grad()
+            loss = model(batch) if workload == "gpt" else work.loss(model, batch)
+            loss.backward()
+            optimizer.step()
+
+
 def _time_exchange(turnstile: Turnstile) -> None:
     """Note what goes by inside the exchange: in gradient hooks, and at the end when a worker waits for the others."""
     from resile_learner.collectives.round import LinkRound
@@ -108,7 +146,11 @@ def main() -> None:
     parser.add_argument("--num-shards", type=int)
     parser.add_argument("--mode", default="same-bits")
     parser.add_argument("--measures-noise", action="store_true")
+    parser.add_argument("--body", choices=("batch", "shard"), default="shard")
     args = parser.parse_args()
+    if args.body == "batch":
+        train_with_bodies(args.workload, args.name, gate=args.gate)
+        return
     train_with_resile(
         args.workload,
         args.name,

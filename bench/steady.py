@@ -2,10 +2,11 @@
 
     python bench/steady.py [--quick | --tiny] [--workloads digits gpt mlp] [--workers 1 2 4]
 
-For each model and number of workers seven trainings live side by side and take turns of a few iterations each: DDP, the
+For each model and number of workers eight trainings live side by side and take turns of a few iterations each: DDP, the
 same processes without DDP (compute alone), and Resile with V = N (the cut that DDP makes), with the V that the training
 call takes by itself (8 for the digits' batch of 192, and the MLP's of 96, 4 for the GPT's of 32), the same with a range
-of batches, so that the noise scale is measured, with V = 8, and in fast mode. A ratio is that of the median iterations;
+of batches, so that the noise scale is measured, with V = 8, in fast mode, and with the default V and a body that runs
+once for each batch. A ratio is that of the median iterations;
 the quartiles are of the ratios of single turns. The second ratio is that of processor time, of all workers together: it
 shows work, not waiting, and is steadier on a busy machine.
 """
@@ -76,6 +77,7 @@ def trainings(size: int) -> list[Training]:
         Training("noise", "Resile, default V, noise scale", size, ["--measures-noise"]),
         Training("v=8", "Resile, V = 8", size, ["--num-shards", "8"]),
         Training("fast", "Resile, fast mode", size, ["--mode", "fast"]),
+        Training("batch", "Resile, a body for each batch", size, ["--body", "batch"]),
     ]
 
 
@@ -196,6 +198,8 @@ def ratio(side: Training, ddp: Training) -> float:
 def targets(results: Mapping[tuple[str, int], Sequence[Training]]) -> Iterator[Target]:
     for (workload, size), sides in results.items():
         by_name = {side.name: side for side in sides}
+        once = ratio(by_name["batch"], by_name["default"])
+        yield Target(f"{workload}, {size} workers, a body for each batch, by one for each shard", once, 1.05)
         if size >= 2:
             yield Target(f"{workload}, {size} workers, V = N, by DDP", ratio(by_name["v=n"], sides[0]), 0.95)
             if workload in DEFAULT_RATIOS:

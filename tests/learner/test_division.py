@@ -5,6 +5,7 @@ import dataclasses
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -154,6 +155,154 @@ def test_a_loop_that_is_left_early_trains_as_the_plain_one_does(leave: str) -> N
     assert divided == plain
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+class TimeFirst(nn.Module):
+    """Its rows are steps of time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent = nn.LSTM(8, 4)
+
+    def forward(self, inputs: Tensor) -> Any:
+        return self.recurrent(inputs.unsqueeze(1))[0]
+
+
+class Centered(nn.Module):
+    """It subtracts the mean of the batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, inputs: Tensor) -> Any:
+        outputs = self.layer(inputs)
+        return outputs - outputs.mean(0)
+
+
+class Contrasting(Centered):
+    """Its loss compares each row with all others."""
+
+    def forward(self, inputs: Tensor) -> Any:
+        outputs = F.normalize(self.layer(inputs), dim=1)
+        return F.cross_entropy(outputs @ outputs.T / 0.1, torch.arange(len(inputs)))
+
+
+class Usual(nn.Module):
+    """It mixes rows as all models may: batch statistics, random numbers, a loss, a penalty."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+
+    def forward(self, inputs: Tensor) -> Any:
+        logits = self.layers(inputs)
+        targets = torch.where(inputs[:, 0] > 0, 1, -100)
+        penalty = 1e-3 * sum(each.square().sum() for each in self.parameters())
+        return logits, F.cross_entropy(logits, targets) + penalty, logits.square().sum() / 100, logits.argmax(1)
+
+
+class Noisy(nn.Module):
+    """It draws random numbers when it is evaluated, too, so that nothing can be said of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 4)
+
+    def forward(self, inputs: Tensor) -> Any:
+        return F.dropout(self.layer(inputs), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (TimeFirst, "what the model computes for a sample depends on the other samples"),
+        (Centered, "what the model computes for a sample depends on the other samples"),
+        (Contrasting, "a single value that the model returns for a batch"),
+        (Usual, ""),
+        (Noisy, ""),
+    ],
+)
+def test_a_model_whose_rows_depend_on_each_other_is_named_before_it_trains(
+    make: Callable[[], nn.Module], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        outputs = model(batch[0])
+        assert model.training
+        (outputs[0] if isinstance(outputs, tuple) else outputs).mean().backward()
+        optimizer.step()
+
+    train(body, make, shards=SHARDS)
+    warnings = [line for line in capsys.readouterr().err.splitlines() if line.startswith("warning: ")]
+    assert len(warnings) == bool(says)
+    assert says in "".join(warnings)
+
+
+def test_tensors_whose_second_dimension_is_the_batch_are_refused() -> None:
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        model(batch[0].T)
+
+    with pytest.raises(UsageError, match=r"shape \(8, 32\) for a batch of 32 samples: .* batch_first=True"):
+        train(body, TimeFirst, shards=SHARDS)
+
+
+def evaluated(loader: Any, most: int | None = None) -> list[float]:
+    return [batch[0].sum().item() for number, batch in enumerate(loader) if most is None or number < most]
+
+
+def test_the_loader_may_be_read_to_evaluate_within_its_own_loop_and_after_it() -> None:
+    def run(*, shards: int | None) -> list[Any]:
+        enter_session(SoloSession())
+        torch.manual_seed(0)
+        model: Any = perceptron()
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-2)
+        loader: Any = DataLoader(dataset(), batch_size=BATCH)
+        if shards is not None:
+            model, optimizer, loader = prepare(model, optimizer, loader, body="batch", num_shards=shards)
+        seen: list[Any] = []
+        for epoch in range(2) if shards is None else loader.epochs(2):
+            for number, batch in enumerate(loader):
+                usual(model, optimizer, None, batch, [])
+                seen.append((epoch, number, batch[0].sum().item(), evaluated(loader, most=1), evaluated(loader)))
+            seen.append(evaluated(loader))
+        assert len(evaluated(loader)) == len(loader)
+        return seen
+
+    assert Context().run(run, shards=SHARDS) == Context().run(run, shards=None)
+
+
+def test_a_model_can_be_stored_as_a_whole_while_it_trains(tmp_path: Path) -> None:
+    stored: list[nn.Module] = []
+
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        usual(model, optimizer, place, batch, printed)
+        torch.save(model, tmp_path / "model.pt")
+        stored.append(torch.load(tmp_path / "model.pt", weights_only=False))
+        with torch.no_grad():
+            assert torch.equal(stored[-1](batch[0]), model(batch[0]))
+
+    train(body, shards=SHARDS)
+    assert stored[-1](torch.zeros(3, 8)).requires_grad
+
+
+def test_a_body_may_draw_its_batches_itself() -> None:
+    def run() -> int:
+        enter_session(SoloSession())
+        model = perceptron()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+        counting: Any = DataLoader(range(3))
+        _, _, counting = prepare(model, optimizer, counting, body="batch", num_shards=4)
+        sizes = set()
+        for _ in counting.epochs(1):
+            for _ in counting:
+                outputs = model(torch.randn(32, 8))
+                outputs.square().mean().backward()
+                optimizer.step()
+                sizes.add(len(outputs))
+        assert sizes == {32}
+        return int(counting.result.iterations)
+
+    assert Context().run(run) == 3
 
 
 def test_a_scaled_loss_is_reported_as_it_is() -> None:

@@ -20,7 +20,7 @@ from .collectives.spec import Abandoned, RoundSpec, Tag
 from .hints import hint_about_gradients
 from .lone_launch import check_not_started_several_times
 from .membership.events import Switch
-from .messages import Completed, Message, Progress, Ready
+from .messages import Completed, Message, Progress, Ready, Warned
 from .phases import Phases
 from .state.run import Handover, RunState
 
@@ -252,7 +252,10 @@ class SoloSession:
                 **{f"validation {k}": v for k, v in message.validation.items()},
             }
             text = ", ".join(f"{name} {value:.4f}" for name, value in scores.items() if value is not None)
-            print(f"epoch {message.epoch + 1}: iteration {message.iteration}, {text}", file=sys.stderr)
+            place = f"epoch {message.epoch + 1}: iteration {message.iteration}"
+            print(f"{place}, {text}" if text else place, file=sys.stderr)
+        elif isinstance(message, Warned):
+            print(f"warning: {message.message}", file=sys.stderr)
         elif isinstance(message, Completed):
             self._has_completed = True
             print(f"completed: params_sha256 {message.params_sha256}", file=sys.stderr)

@@ -58,6 +58,12 @@ class TrainingSettings:
             raise UsageError(f'mode is {self.mode!r}: use "same-bits" or "fast"')
         if self.learning_rate_rule not in RULES:
             raise UsageError(f'learning_rate_rule is {self.learning_rate_rule!r}: use "linear", "sqrt" or "none"')
+        for name, part in self.state.items():
+            if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
+                raise UsageError(
+                    f"state has {name!r}, a {type(part).__name__} without state_dict() and load_state_dict(): keep "
+                    f"what changes in a resile.training.State, as in state={{{name!r}: State(best=0.0)}}"
+                )
         if self.micro_batch_size is not None and not self.is_fast:
             raise UsageError(
                 f'micro_batch_size is {self.micro_batch_size}, and mode is "same-bits", where each shard is one '

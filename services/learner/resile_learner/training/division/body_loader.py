@@ -12,15 +12,16 @@ from torch.utils.data import DataLoader
 
 from resile_shared.errors import UsageError
 
-from ...messages import Warned
 from ...session import current_session
 from ..backward import Backward, handled_backward
+from ..data.batches import Position
 from ..data.data_loader import read_loader
+from ..data.fetch import Fetcher
 from ..leaving import Departure
 from ..reports import Result
-from ..seeds import mix, seed_all
+from ..seeds import mix, seed_all, seeded
 from ..settings import TrainingSettings
-from .body_run import BodyIteration, BodyRun, plan_bodies
+from .body_run import BodyIteration, BodyRun, keys_from, plan_bodies
 from .variables import LoopVariables
 
 
@@ -46,7 +47,8 @@ class BodyLoader:
         self._grad_scaler = grad_scaler
         self._settings = replace(read.applied_to(settings), batch_size=read.batch_size or 1)
         self._plan = plan_bodies(read.dataset, self._settings)
-        self._variables = LoopVariables([model, *optimizers, *settings.state.values(), self], self._warn)
+        known = [model, *optimizers, *settings.state.values(), self]
+        self._variables = LoopVariables(known, lambda message: self._started.warn(message))
         self._departure = Departure(
             model,
             loop="loader.epochs()",
@@ -57,6 +59,9 @@ class BodyLoader:
         self._iterations: Iterator[BodyIteration]
         self._iteration: BodyIteration | None = None
         self._is_fresh = False
+        """Whether no batch of the open iteration was yielded yet."""
+        self._is_used = False
+        """Whether the script has begun its loop over the batches of the epoch."""
 
     def epochs(self, num_epochs: int) -> Iterator[int]:
         """Train for ``num_epochs`` passes over the dataset; yields their numbers, from the one under way."""
@@ -72,6 +77,7 @@ class BodyLoader:
         current_session().prepared = self
         while self._iteration is not None:
             opened = self._iteration
+            self._is_used = False
             seed_all(mix(settings.seed, "start of epoch", opened.epoch))
             if opened.begins_epoch:
                 self._run.begin_script()
@@ -108,16 +114,29 @@ class BodyLoader:
         return ""
 
     def __iter__(self) -> Iterator[Any]:
-        return _Asked(self._whole_batches(), self._variables, num_before=self._num_before())
+        """Iterate over the batches to train with; while or after that is done in an epoch, over all, to evaluate."""
+        if self._run is None:
+            raise UsageError(
+                "the prepared loader was used before loader.epochs(): write `for epoch in loader.epochs(10):` around "
+                "the loop over it"
+            )
+        self.complete_if_left()
+        if self._iteration is None or self._is_used:
+            return self._read_through()
+        self._is_used = True
+        return _Asked(self._whole_batches(), self._variables, num_before=self._iteration.num_before)
 
-    def _num_before(self) -> int:
-        """How many batches of the epoch under way were trained before this worker began with it."""
-        return 0 if self._iteration is None else self._iteration.num_before
+    def _read_through(self) -> Iterator[Any]:
+        """The batches of the loader once more, in the order of the epoch under way, or else in that of the first."""
+        fetcher = Fetcher(self.dataset, seed=self._settings.seed, collate_fn=self._settings.collate_fn)
+        epoch = 0 if self._iteration is None else self._iteration.epoch
+        for key in keys_from(self._plan, Position(epoch, 0)):
+            with seeded(0):
+                batch = fetcher.read(key).batch
+            yield batch
 
     def _whole_batches(self) -> Iterator[Any]:
-        self.complete_if_left()
-        if self._iteration is None:
-            raise UsageError("the prepared loader was used outside of loader.epochs()")
+        assert self._iteration is not None
         epoch = self._iteration.epoch
         with handled_backward(self._backward):
             while self._iteration is not None and self._iteration.epoch == epoch:
@@ -171,11 +190,6 @@ class BodyLoader:
         if self._run is None:
             raise UsageError("training has not begun: this is known from loader.epochs() on")
         return self._run
-
-    def _warn(self, message: str) -> None:
-        session = current_session()
-        if session.view.rank == 0:
-            session.report(Warned(worker=session.view.me, message=message))
 
     def _advance(self) -> None:
         self._iteration = next(self._iterations, None)

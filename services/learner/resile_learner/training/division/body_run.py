@@ -17,7 +17,7 @@ from resile_shared.errors import ResileError, UsageError
 
 from ...checkpoint.checkpointer import Checkpointer
 from ...collectives.tree import ranges
-from ...messages import Ready
+from ...messages import Ready, Warned
 from ...session import Session, current_session
 from ...state.facts import Facts
 from ...state.run import RunState, Stateful
@@ -49,7 +49,17 @@ def plan_bodies(dataset: Any, settings: TrainingSettings) -> BatchPlan:
     """Plan the batches of an epoch as the loader of a plain loop has them. Raises UsageError."""
     if is_stream(dataset):
         raise UsageError('prepare(..., body="batch") was given a loader of a stream, which it cannot have yet')
-    return replace(plan_batches(dataset, settings), keeps_lone_sample=True)
+    num_shards = settings.num_shards and min(settings.num_shards, settings.batch_size)  # calls may have more rows
+    return replace(plan_batches(dataset, replace(settings, num_shards=num_shards)), keeps_lone_sample=True)
+
+
+def keys_from(plan: BatchPlan, position: Position) -> Iterator[ShardKey]:
+    """The samples of each batch from ``position`` to the end of its epoch."""
+    epoch = position.epoch
+    while position.epoch == epoch:
+        batch = plan.batch(position)
+        yield ShardKey(epoch, batch.indices)
+        position = batch.next
 
 
 class BodyIteration:
@@ -103,7 +113,7 @@ class BodyRun(BaseRun):
         self.settings = settings
         self.session: Session = current_session()
         self.plan = plan_bodies(dataset, settings)
-        self.num_shards = self.plan.num_shards
+        self.num_shards = settings.num_shards or self.plan.num_shards
         self.buffers = Buffers(models)
         self._dataset = dataset
         self._fetcher = Fetcher(
@@ -183,18 +193,11 @@ class BodyRun(BaseRun):
     def _fetch(self) -> Fetched:
         """Read the next batch; readers go on through changes of membership, and end with the epoch."""
         if self._batches is None:
-            self._batches = self._fetcher.stream(self._upcoming(self._position))
+            self._batches = self._fetcher.stream(keys_from(self.plan, self._position))
         fetched = next(self._batches)
         if self.plan.batch(self._position).ends_epoch:
             self._batches = None
         return fetched
-
-    def _upcoming(self, position: Position) -> Iterator[ShardKey]:
-        epoch = position.epoch
-        while position.epoch == epoch:
-            batch = self.plan.batch(position)
-            yield ShardKey(epoch, batch.indices)
-            position = batch.next
 
     def _no_shards(self) -> ComputedShards:
         self.rounds.open(0)
@@ -256,6 +259,22 @@ class BodyRun(BaseRun):
         data, compute, callback = opened.seconds
         processor = time.process_time() - opened.processor
         return Pace(held.hi - held.lo, data, compute, processor, callback, *self._protocol.reports.last)
+
+    @property
+    def num_samples(self) -> int:
+        """The number of samples of the open batch."""
+        assert self._open is not None
+        return len(self._open.indices)
+
+    @property
+    def checks_calls(self) -> bool:
+        """Whether this worker looks at the first call of each model: one worker does, in the first iteration."""
+        return self.iteration == 0 and self.session.view.rank == 0
+
+    def warn(self, message: str) -> None:
+        """Tell the user, if this is the worker that does."""
+        if self.session.view.rank == 0:
+            self.session.report(Warned(worker=self.session.view.me, message=message))
 
     def place(self) -> tuple[int, int]:
         """Return the rank of this worker, and the number of workers."""
@@ -336,7 +355,12 @@ class BodyRun(BaseRun):
 
     def _facts(self) -> Facts:
         return facts_of(
-            {**self.settings.facts(self.plan), "body": "batch", "packages": self.session.packages},
+            {
+                **self.settings.facts(self.plan),
+                "num_shards": self.num_shards,
+                "body": "batch",
+                "packages": self.session.packages,
+            },
             model=self.model,
             dataset=self._dataset,
             num_validation_samples=0,

@@ -21,8 +21,9 @@ from ..rounds import RoundResult, Rounds
 from ..seeds import mix, seed_all, seeded
 from ..slots import local_plan
 from .accumulated import AccumulatedGradients
+from .additivity import differences
 from .losses import SUM, Divisor, Divisors, combined, shares, terms_of
-from .rows import Cut, check_outputs, check_size, cut_into, decode, encode, quick_digest, weight
+from .rows import Cut, check_outputs, check_rows, check_size, cut_into, decode, encode, quick_digest, weight
 
 
 class Exchanging(Protocol):
@@ -33,8 +34,19 @@ class Exchanging(Protocol):
     accumulated: AccumulatedGradients
 
     @property
+    def num_samples(self) -> int:
+        """The number of samples of the batch that the loader gave."""
+
+    @property
     def rounds(self) -> Rounds:
         """Opens the rounds."""
+
+    @property
+    def checks_calls(self) -> bool:
+        """Whether this worker is to look whether the rows of a call are independent of each other."""
+
+    def warn(self, message: str) -> None:
+        """Tell the user, once."""
 
     def exchange(
         self, compute: Callable[[], ComputedShards], facts: Callable[[], Facts], *, sums_of: object
@@ -76,6 +88,7 @@ class Division:
         self._forward: Callable[..., Any] = model.forward
         self.fixed_divisors: dict[tuple[int, int], bool] = {}
         """Whether a sum that the model returns is divided by what does not depend on rows, by output and term."""
+        self._is_checked = False
         self._is_in_shard = False
         model.forward = _Forward(self)
 
@@ -85,7 +98,11 @@ class Division:
         num_rows = next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0), 0)
         if self._is_in_shard or _is_undivided.get() or not torch.is_grad_enabled() or num_rows == 0:
             return self._forward(*args, **kwargs)
+        check_rows([leaf for leaf in leaves if isinstance(leaf, Tensor)], num_samples=self.run.num_samples)
         call = Call(self, leaves, spec, cut_into(num_rows, self.run.num_shards))
+        if self.run.checks_calls and not self._is_checked:
+            self._is_checked = True
+            call.check()
         outputs = _Divided.apply(call, self.anchor, *call.tensors)  # type: ignore[no-untyped-call]
         return call.rebuild(outputs)
 
@@ -115,6 +132,10 @@ class _Forward:
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = memo[id(self._division.model)]
         return type(copied).forward.__get__(copied)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Store a model as one that computes all rows by itself."""
+        return getattr, (self._division.model, "forward")
 
 
 @dataclass
@@ -174,6 +195,23 @@ class Call:
         terms = [rows[shard][num_outputs + number].tolist() for shard in range(self.cut.num_shards)]
         self._shares[number] = shares(terms, parts, self.cut)
         return combined(parts, self._shares[number])
+
+    def check(self) -> None:
+        """Warn if the outputs of a row depend on other rows: by as many of them as a shard has."""
+        first = self.cut.rows(0)
+        rows = slice(first.start, min(max(first.stop, 2), self.cut.num_rows))
+        if rows.stop < 2 or self.cut.num_shards == 1:
+            return
+
+        def compute(part: slice, seed: int) -> list[Tensor]:
+            return self._tensors_of(self._compute_rows(seed, part)[0])
+
+        run = self.division.run
+        with seeded(self._seed):
+            found = differences(self.division.model, compute, rows)
+        run.buffers.restore()
+        for message in found:
+            run.warn(message)
 
     def _rows(self, result: RoundResult) -> dict[int, list[Any]]:
         """Return what the headers of a round have of each shard."""

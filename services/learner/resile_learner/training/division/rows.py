@@ -46,6 +46,18 @@ def cut_into(num_rows: int, num_shards: int) -> Cut:
     return Cut(num_rows, min(num_shards, max(1, num_rows // 2)))
 
 
+def check_rows(inputs: Sequence[Tensor], *, num_samples: int) -> None:
+    """Raise UsageError if the second dimension of the inputs seems to be that of the batch, instead of the first."""
+    for tensor in inputs:
+        if tensor.dim() > 1 and num_samples > 1 and tensor.shape[1] == num_samples != len(tensor):
+            raise UsageError(
+                f"the model was called with a tensor of the shape {tuple(tensor.shape)} for a batch of {num_samples} "
+                "samples: a call is divided by its first dimension, which must be that of the batch. Put it first "
+                "(batch_first=True in layers of PyTorch), or compute the call in full on each worker, in `with "
+                "resile.training.undivided():`"
+            )
+
+
 def check_outputs(outputs: Sequence[Any], *, num_rows: int) -> None:
     """Raise UsageError if an output of a shard with ``num_rows`` rows has neither one for each row nor one value."""
     for output in outputs:
