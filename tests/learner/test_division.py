@@ -242,7 +242,7 @@ def test_tensors_whose_second_dimension_is_the_batch_are_refused() -> None:
     def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
         model(batch[0].T)
 
-    with pytest.raises(UsageError, match=r"shape \(8, 32\) for a batch of 32 samples: .* batch_first=True"):
+    with pytest.raises(UsageError, match=r"shape \(8, 32\) for a batch of 32 samples: .*batch_first=True"):
         train(body, TimeFirst, shards=SHARDS)
 
 

@@ -81,15 +81,11 @@ def _terms(node: Any) -> Iterator[float]:
     """Return the terms below ``node``, which computes a single value; none for what is equal in all shards."""
     name = node.name().removesuffix("Backward0").removesuffix("Backward1")
     operands = [operand for operand, _ in node.next_functions]
-    if not _depends_on_data(node):
-        return
     reduction = getattr(node, "_saved_reduction", None)
     if name.startswith("NllLoss") and reduction == _MEAN:
         yield float(node._saved_total_weight)
     elif reduction is not None:
         yield SUM if reduction == _SUM else ROWS
-    elif name == "Sum":
-        yield SUM
     elif name in ("Add", "Sub", *_SAME):
         for operand in operands:
             if operand is not None:
@@ -100,8 +96,8 @@ def _terms(node: Any) -> Iterator[float]:
     elif name == "Div" and operands[1:] == [None] and operands[0] is not None:
         below = list(_terms(operands[0]))
         yield from [Divisor(node._saved_other)] if below == [SUM] else below
-    else:  # a mean, or what is not known to be something else
-        yield ROWS
+    elif _depends_on_data(node):  # if not a sum: a mean, or what is not known to be something else
+        yield SUM if name == "Sum" else ROWS
 
 
 def _depends_on_data(node: Any) -> bool:
