@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
@@ -303,6 +305,35 @@ def test_a_body_may_draw_its_batches_itself() -> None:
         return int(counting.result.iterations)
 
     assert Context().run(run) == 3
+
+
+FAILING = """
+import sys
+import torch
+from torch.utils.data import DataLoader
+from resile.training import prepare
+
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model, optimizer, loader = prepare(model, optimizer, DataLoader(torch.ones(32, 4), batch_size=8), body=sys.argv[1])
+epochs = loader.epochs(3, start=1)
+for epoch in epochs:
+    for inputs in loader:
+        model(inputs).mean().backward()
+        optimizer.step()
+        if epoch == 2:
+            raise ValueError("the user's")
+"""
+
+
+@pytest.mark.parametrize("body", ["batch", "shard"])
+def test_an_error_in_a_loop_that_something_refers_to_ends_the_script_as_any_other(body: str, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(FAILING)
+    done = subprocess.run([sys.executable, script, body], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "ValueError: the user's"
+    assert "ignored" not in done.stderr
 
 
 def test_a_scaled_loss_is_reported_as_it_is() -> None:

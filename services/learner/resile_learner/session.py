@@ -2,11 +2,12 @@
 
 import atexit
 import sys
-from collections.abc import Sequence
+import weakref
+from collections.abc import Generator, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from resile_shared.errors import ResileError, UsageError
@@ -286,13 +287,28 @@ def complete_left(session: Session) -> None:
     session.prepared.complete()
 
 
+Yielded = TypeVar("Yielded")
 _joined_solo: WeakSet[SoloSession] = WeakSet()
+_held: list["weakref.ref[Generator[Any, None, None]]"] = []
+
+
+def closed_at_exit(generator: Generator[Yielded, None, None]) -> Generator[Yielded, None, None]:
+    """Return ``generator``, to be closed at the end of a plain run: the traceback of an error may hold it until then.
+
+    Once the interpreter has removed modules, it could not end in order.
+    """
+    _held[:] = [held for held in _held if held() is not None]
+    _held.append(weakref.ref(generator))
+    return generator
 
 
 @atexit.register
 def _on_script_end() -> None:
     for session in _joined_solo:
         session.on_script_end()
+    for held in reversed(_held) if _joined_solo else ():
+        if (generator := held()) is not None:
+            generator.close()
 
 
 _session: ContextVar[Session | None] = ContextVar("resile_session", default=None)

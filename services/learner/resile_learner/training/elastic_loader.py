@@ -3,7 +3,7 @@
 Made by `prepare`; what each line of a loop's body does is in docs/elastic-training.md.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from resile_shared.errors import UsageError
 
 from ..collectives.spec import OtherRound
-from ..session import LEFT, current_session
+from ..session import LEFT, closed_at_exit, current_session
 from .backward import Backward, handled_backward
 from .clipping import clipping_without_gradients
 from .closures import Closure, Step, StepBackup, SuspendedStep, check_value
@@ -116,18 +116,23 @@ class ElasticLoader:
         """The step of an optimizer whose closure the batches of the iteration evaluate, and its backup."""
         self._refusal: UsageError | None = None
 
-    def epochs(self, num_epochs: int) -> Iterator[int]:
+    def epochs(self, num_epochs: int, *, start: int = 0) -> Iterator[int]:
         """Train for ``num_epochs`` passes over the dataset; yields their numbers, from the one under way.
+
+        The first one is ``start``: ``epochs(10, start=1)`` replaces ``range(1, 11)``.
 
         The run is complete when this has ended. A script that leaves it by ``break``, on all workers after the same
         iteration, ends the run there: it is complete when the script next uses this loader, or ends. Raises UsageError
         for settings that cannot work, and for an epoch that was left early.
         """
+        return closed_at_exit(self._epochs(num_epochs, start))
+
+    def _epochs(self, num_epochs: int, start: int) -> Generator[int, None, None]:
         if self._started:
             raise UsageError("loader.epochs() was called twice: a script has one training call; name all epochs in one")
         settings = replace(self._settings, epochs=num_epochs)
         self._started = Run(self._model, self._optimizers, self.dataset, settings, has_epochs=True)
-        self._iterations = self._started.iterations()
+        self._iterations = closed_at_exit(self._started.iterations())
         self._advance()
         self._is_between_epochs = True
         current_session().prepared = self
@@ -137,7 +142,7 @@ class ElasticLoader:
             # As on a worker that begins in this epoch.
             seed_all(mix(self._settings.seed, "start of epoch", opened.epoch))
             try:
-                yield opened.epoch
+                yield start + opened.epoch
             except GeneratorExit:  # `break`, `return` or an error: a generator cannot tell which
                 if self._is_behind:
                     self._started.received.end_epoch()
@@ -183,6 +188,9 @@ class ElasticLoader:
             raise UsageError(LEFT)
 
     def __iter__(self) -> Iterator[Any]:
+        return closed_at_exit(self._pass())
+
+    def _pass(self) -> Generator[Any, None, None]:
         self.complete_if_left()
         if self._iteration is None:
             raise UsageError(_COMPLETE if self._started else _OUTSIDE)

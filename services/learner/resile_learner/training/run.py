@@ -3,7 +3,7 @@
 `ElasticLoop`, `ElasticLoader` and the integrations drive a run; what they add is how a script sees it.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -134,7 +134,7 @@ class Run(BaseRun):
         """Before the first iteration: name further settings of the script that must be equal on all workers."""
         self._equal |= settings
 
-    def iterations(self) -> Iterator[Iteration]:
+    def iterations(self) -> Generator[Iteration, None, None]:
         """Take part in the run to its end: yield each iteration, which is committed when the next one is asked for.
 
         The caller computes and exchanges it, and steps the optimizer.

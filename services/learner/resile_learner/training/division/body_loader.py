@@ -2,7 +2,7 @@
 
 import gc
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 
 from resile_shared.errors import UsageError
 
-from ...session import current_session
+from ...session import closed_at_exit, current_session
 from ..backward import Backward, handled_backward
 from ..data.batches import Position
 from ..data.data_loader import read_loader
@@ -63,16 +63,19 @@ class BodyLoader:
         self._is_used = False
         """Whether the script has begun its loop over the batches of the epoch."""
 
-    def epochs(self, num_epochs: int) -> Iterator[int]:
-        """Train for ``num_epochs`` passes over the dataset; yields their numbers, from the one under way."""
-        return _Asked(self._epochs(num_epochs), self._variables, is_outermost=True)
+    def epochs(self, num_epochs: int, *, start: int = 0) -> Iterator[int]:
+        """Train for ``num_epochs`` passes over the dataset; yields their numbers, from the one under way.
 
-    def _epochs(self, num_epochs: int) -> Iterator[int]:
+        The first one is ``start``: ``epochs(10, start=1)`` replaces ``range(1, 11)``.
+        """
+        return _Asked(closed_at_exit(self._epochs(num_epochs, start)), self._variables, is_outermost=True)
+
+    def _epochs(self, num_epochs: int, start: int) -> Generator[int, None, None]:
         if self._run:
             raise UsageError("loader.epochs() was called twice: a script has one training call; name all epochs in one")
         settings = replace(self._settings, epochs=num_epochs)
         self._run = BodyRun(self._model, self._optimizers, self.dataset, settings, variables=self._variables)
-        self._iterations = self._run.iterations()
+        self._iterations = closed_at_exit(self._run.iterations())
         self._advance()
         current_session().prepared = self
         while self._iteration is not None:
@@ -82,7 +85,7 @@ class BodyLoader:
             if opened.begins_epoch:
                 self._run.begin_script()
             try:
-                yield opened.epoch
+                yield start + opened.epoch
             except GeneratorExit:  # `break`, `return` or an error: a generator cannot tell which
                 self._departure.leave()
                 raise
@@ -124,7 +127,7 @@ class BodyLoader:
         if self._iteration is None or self._is_used:
             return self._read_through()
         self._is_used = True
-        return _Asked(self._whole_batches(), self._variables, num_before=self._iteration.num_before)
+        return _Asked(closed_at_exit(self._whole_batches()), self._variables, num_before=self._iteration.num_before)
 
     def _read_through(self) -> Iterator[Any]:
         """The batches of the loader once more, in the order of the epoch under way, or else in that of the first."""
@@ -135,7 +138,7 @@ class BodyLoader:
                 batch = fetcher.read(key).batch
             yield batch
 
-    def _whole_batches(self) -> Iterator[Any]:
+    def _whole_batches(self) -> Generator[Any, None, None]:
         assert self._iteration is not None
         epoch = self._iteration.epoch
         with handled_backward(self._backward):

@@ -5,7 +5,7 @@ lost in one of them is replaced within it: the others compute its shards. Member
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -156,7 +156,7 @@ class BodyRun(BaseRun):
         total = self.plan.num_batches(Position(), epochs=settings.epochs)
         self.state.progress.iterations_total = min(total, settings.max_iterations or total)
 
-    def iterations(self) -> Iterator[BodyIteration]:
+    def iterations(self) -> Generator[BodyIteration, None, None]:
         """Take part in the run to its end: yield each iteration, which is committed when the next one is asked for."""
         with ExitStack() as stack:
             self._determinism = stack.enter_context(deterministic(self._reproducibility, threads=self.settings.threads))
