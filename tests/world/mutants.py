@@ -388,8 +388,8 @@ MUTANTS = (
         "new scheduler counts on the record of every host with a job",
         "it cannot start once the registry has removed one",
         f"{_CORE}.pool",
-        "        if name not in self.hosts:  # the registry has removed it: it has no slots\n            return\n",
-        "",
+        "            host = self.hosts.get(name)  # the registry may have removed it: then it has no slots\n",
+        "            host = self.hosts[name]\n",
     ),
     Mutant(
         "new scheduler removes jobs before it knows who is alive",

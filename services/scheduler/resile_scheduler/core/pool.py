@@ -193,8 +193,6 @@ class Pool:
 
     def _hold(self, name: str) -> None:
         """Request that the free slots of host ``name`` are recomputed."""
-        if name not in self.hosts:  # the registry has removed it: it has no slots
-            return
         self._stale.add(name)
         self._touched_hosts.add(name)
 
@@ -234,7 +232,7 @@ class Pool:
 
     def _find_unheld(self) -> None:
         for name in self._stale:
-            host = self.hosts.get(name)
+            host = self.hosts.get(name)  # the registry may have removed it: then it has no slots
             unheld = sorted(slot for slot in host.slots if slot not in self.holders) if host and host.is_usable else []
             for of_hosts, is_heard in ((self._free, True), (self._unheard, False)):
                 if host and unheld and host.is_heard is is_heard:
