@@ -13,17 +13,25 @@ from resile_learner.state.run import RunState
 FlatCopy = tuple[bytes, list[Tensor]]
 
 
-class Recorded(SoloSession):
+class Copying(SoloSession):
+    """Can copy the state of the run."""
+
+    def join(self, ready: Ready, state: RunState) -> bool:
+        self._state = state
+        return super().join(ready, state)
+
+    def _copy(self) -> FlatCopy:
+        flat = self._state.flatten()
+        return flat.skeleton, [tensor.clone() for tensor in flat.tensors]
+
+
+class Recorded(Copying):
     """Keeps copies of the states with which members give rounds over to others: at its boundary, or abandoned."""
 
     def __init__(self) -> None:
         super().__init__()
         self.at_boundary: dict[int, FlatCopy] = {}
         self.in_round: dict[int, FlatCopy] = {}
-
-    def join(self, ready: Ready, state: RunState) -> bool:
-        self._state = state
-        return super().join(ready, state)
 
     def begin(self, spec: RoundSpec) -> ExchangeRound:
         self.at_boundary[spec.tag.round] = self._copy()
@@ -37,9 +45,22 @@ class Recorded(SoloSession):
         opened.finish = recorded  # type: ignore[method-assign]
         return opened
 
-    def _copy(self) -> FlatCopy:
-        flat = self._state.flatten()
-        return flat.skeleton, [tensor.clone() for tensor in flat.tensors]
+
+class AtBoundaries(Copying):
+    """Keeps the states with which members join a loop whose body runs once for each batch, by the iteration."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before: dict[int, FlatCopy] = {}
+
+    def has_change(self, next_iteration: int) -> bool:
+        return True  # so that there is a round between iterations
+
+    def begin(self, spec: RoundSpec) -> ExchangeRound:
+        iteration = self._state.progress.iteration
+        if iteration not in self.before:
+            self.before[iteration] = self._copy()
+        return super().begin(spec)
 
 
 class Joining(SoloSession):

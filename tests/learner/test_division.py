@@ -23,7 +23,7 @@ from resile_learner.session import SoloSession, enter_session
 from resile_learner.training.replay import RepeatedRounds
 from resile_shared.errors import UsageError
 
-from .recorded_sessions import FlatCopy
+from .recorded_sessions import AtBoundaries, FlatCopy, Joining
 
 EPOCHS = 3
 SAMPLES = 96
@@ -305,6 +305,59 @@ def test_a_body_may_draw_its_batches_itself() -> None:
         return int(counting.result.iterations)
 
     assert Context().run(run) == 3
+
+
+class Tracker:
+    """An object of a script."""
+
+    def __init__(self) -> None:
+        self.best = 1e9
+        self.history: list[float] = []
+
+
+def counting(session: SoloSession) -> tuple[list[Any], str]:
+    """Train a loop that counts, and whose epochs begin with a step of its schedule; return what it printed."""
+    enter_session(session)
+    torch.manual_seed(0)
+    model: Any = perceptron()
+    optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-2)
+    schedule: Any = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    loader: Any = DataLoader(dataset(), batch_size=BATCH)
+    model, optimizer, loader, schedule = prepare(model, optimizer, loader, schedule, body="batch", num_shards=4)
+    printed: list[Any] = []
+    tracker, average, begun = Tracker(), copy.deepcopy(model), 0
+
+    def train_epoch() -> None:
+        total = 0.0
+        for number, (inputs, targets) in enumerate(loader, 1):
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(inputs), targets)
+            loss.backward()
+            optimizer.step()
+            total += loss.item()
+            tracker.best = min(tracker.best, loss.item())
+            tracker.history.append(loss.item())
+            with torch.no_grad():
+                average[0].weight.lerp_(model[0].weight, 0.1)
+            rate = optimizer.param_groups[0]["lr"]
+            seen = (begun, number, total, tracker.best, len(tracker.history), average[0].weight.sum().item(), rate)
+            printed.append((loader.iteration, *seen))
+
+    for _ in loader.epochs(EPOCHS):
+        begun += 1
+        schedule.step()
+        train_epoch()
+    return printed, loader.result.params_sha256
+
+
+def test_a_worker_that_joins_at_any_iteration_goes_on_as_the_others_do() -> None:
+    ahead = AtBoundaries()
+    printed, sha = Context().run(counting, ahead)
+    assert [line[0] for line in printed] == list(range(EPOCHS * SAMPLES // BATCH))
+    for iteration in range(1, len(printed)):
+        joined, other_sha = Context().run(counting, Joining(ahead.before[iteration]))
+        assert joined[-(len(printed) - iteration) :] == printed[iteration:]
+        assert other_sha == sha
 
 
 FAILING = """

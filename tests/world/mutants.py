@@ -19,6 +19,7 @@ from .trial import SECONDS, attempt, attempt_all, chosen
 _AGENT = "resile_learner.agent.core"
 _REPORTING = "resile_learner.agent.reporting"
 _MEMBERSHIP = "resile_learner.membership.machine"
+_DIVISION = "resile_learner.training.division"
 _MEMORY = "resile_learner.collectives.memory_agreement"
 _SYNC = "resile_learner.membership.recovery"
 _SESSION = "resile_learner.worker.session"
@@ -45,6 +46,7 @@ TESTS = {
     "resile_learner.training.buffers": ("tests/learner/test_buffers.py",),
     "resile_learner.training.watch": ("tests/learner/test_dependent_bodies.py",),
     "resile_learner.training.rounds": ("tests/learner/test_rounds.py", "tests/world/test_worker.py"),
+    "resile_learner.training.division": ("tests/learner/test_division.py",),
     "resile_learner.training": ("tests/learner/test_training_call.py", "tests/world/test_worker.py"),
     "resile_learner.checkpoint": (
         "tests/learner/test_checkpoint.py",
@@ -1122,6 +1124,63 @@ MUTANTS = (
         "resile_learner.training.watch.repeatability",
         "(view.me in new or view.me == others[0])",
         "view.me in new and not others",
+    ),
+    # loops whose body runs once for each batch
+    Mutant(
+        "the variables of a loop are unknown to a joiner",
+        "what it counts, averages and prints is something else",
+        f"{_DIVISION}.variables",
+        "                    scopes[scope][name] = restore(scopes[scope].get(name), value)\n",
+        "",
+    ),
+    Mutant(
+        "a joiner does at the start of an epoch what the others have done",
+        "its schedule is a step further",
+        f"{_DIVISION}.body_run",
+        "        self._received.begin_iteration()\n",
+        "",
+    ),
+    Mutant(
+        "enumerate counts from the beginning on a joiner",
+        "it steps its optimizer at other batches",
+        f"{_DIVISION}.body_loader",
+        "        for counting in self._enumerates() if num_before else ():",
+        "        for counting in ():",
+    ),
+    Mutant(
+        "a pass over the loader within its loop takes the batches to train with",
+        "an evaluation eats them",
+        f"{_DIVISION}.body_loader",
+        "        if self._iteration is None or self._is_used:",
+        "        if self._iteration is None:",
+    ),
+    Mutant(
+        "an epoch that is left by break goes on",
+        "the script gets batches that it wanted to leave out",
+        f"{_DIVISION}.body_loader",
+        "            self._run.end_epoch()\n",
+        "",
+    ),
+    Mutant(
+        "a loss in the model counts by rows, whatever its weights",
+        "class weights and ignored targets mean something else than in plain PyTorch",
+        f"{_DIVISION}.losses",
+        "        yield float(node._saved_total_weight)",
+        "        yield ROWS",
+    ),
+    Mutant(
+        "nobody looks whether rows depend on each other",
+        "a model with time in its first dimension trains something else",
+        f"{_DIVISION}.calls",
+        "            call.check()\n",
+        "",
+    ),
+    Mutant(
+        "a round takes the sums of the one before that a member may still lack",
+        "a member that is behind receives what was overwritten",
+        f"{_DIVISION}.body_run",
+        "            self._exchange_headers()  # a member may still lack the newest sums, which would be overwritten\n",
+        "            pass\n",
     ),
 )
 
