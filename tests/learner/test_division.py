@@ -20,6 +20,7 @@ from resile.training import prepare, undivided
 from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.spec import Abandoned, RoundSpec
 from resile_learner.session import SoloSession, enter_session
+from resile_learner.training.division import calls, gathering
 from resile_learner.training.replay import RepeatedRounds
 from resile_shared.errors import UsageError
 
@@ -757,7 +758,15 @@ def twice(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[floa
     printed += [first.item(), second.item(), model.layers[1].running_mean.sum().item()]
 
 
-def test_a_member_that_is_lost_in_any_round_is_replaced_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("most_bytes", [None, 300])
+def test_a_member_that_is_lost_in_any_round_is_replaced_in_it(
+    most_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where outputs take several rounds, of ``most_bytes`` each."""
+    if most_bytes is not None:
+        monkeypatch.setattr(calls, "MAX_BYTES", most_bytes)
+        monkeypatch.setattr(gathering, "_LEAST", most_bytes)
+        monkeypatch.setattr(calls.Call, "_is_alone", False)  # or it would send nothing
     opened: list[RepeatedRounds] = []
     make = RepeatedRounds.__init__
 
@@ -768,9 +777,9 @@ def test_a_member_that_is_lost_in_any_round_is_replaced_in_it(monkeypatch: pytes
     monkeypatch.setattr(RepeatedRounds, "__init__", noted)
     recorded = Recorded(opened)
     undisturbed = train(twice, Drifting, shards=SHARDS, session=recorded)
-    num_calls = 4 * EPOCHS * (SAMPLES // BATCH)
-    assert max(recorded.outcomes) > num_calls
-    for round_ in range(1, num_calls + 1):
+    num_rounds = max(recorded.outcomes) - 1
+    assert num_rounds >= (4 if most_bytes is None else 12) * EPOCHS * (SAMPLES // BATCH)
+    for round_ in range(1, num_rounds, 1 if most_bytes is None else 5):
         for outcome in (None, recorded.outcomes[round_]):
             found = train(twice, Drifting, shards=SHARDS, session=Losing(round_, outcome))
             assert found.printed == undisturbed.printed
@@ -799,7 +808,9 @@ class Unknown:
         (lambda logits: logits.repeat(1, 7000), r"the outputs of the model of a batch have 8 MiB, and all workers"),
     ],
 )
-def test_outputs_that_cannot_be_joined_are_named(outputs: Any, says: str) -> None:
+def test_outputs_that_cannot_be_joined_are_named(outputs: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calls, "MAX_OUTPUT_BYTES", 8 << 20)
+
     class Other(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -107,6 +107,11 @@ def ends_at(line: str) -> int:
     return (int(number) + 1) * (1 if kind == ["batch"] else 9)
 
 
+@pytest.mark.parametrize("options", [("--workers", "3"), ("--plan", "0:2,2:5,4:1,6:3")])
+def test_outputs_that_take_several_rounds_are_those_of_the_model(options: tuple[str, ...], tmp_path: Path) -> None:
+    assert run("wide.py", *options, home=tmp_path).sha == sha_in(plain_output("wide.py"))
+
+
 def test_a_run_killed_entirely_resumes_to_the_same_bits(undisturbed: str, tmp_path: Path) -> None:
     args = ("--seconds", "0.2")
     run_until(SCRIPT, "iteration 8: checkpoint saved", "--workers", "3", home=tmp_path, args=args)

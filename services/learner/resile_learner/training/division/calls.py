@@ -22,8 +22,21 @@ from ..seeds import mix, seed_all, seeded
 from ..slots import local_plan
 from .accumulated import AccumulatedGradients
 from .additivity import differences
+from .gathering import Gathering
 from .losses import SUM, Divisor, Divisors, combined, shares, terms_of
-from .rows import Cut, check_outputs, check_rows, check_size, cut_into, decode, encode, quick_digest, weight
+from .rows import (
+    MAX_BYTES,
+    MAX_OUTPUT_BYTES,
+    Cut,
+    check_outputs,
+    check_rows,
+    check_size,
+    cut_into,
+    decode,
+    encode,
+    quick_digest,
+    weight,
+)
 
 
 class Exchanging(Protocol):
@@ -161,6 +174,10 @@ class Call:
         ]
         self._outputs: TreeSpec | None = None
         self._constants: list[Any] = []
+        self._gathering = Gathering()
+        self._own: dict[int, list[Any]] = {}
+        self._contents: dict[int, bytes] = {}
+        """What this worker has computed of each of its shards, and the same in bytes, as far as it was asked for."""
         self._shares: dict[int, list[float]] = {}
         """By how much each shard counts in an output that is a single value, by the number of the output."""
 
@@ -182,10 +199,55 @@ class Call:
             result = run.exchange(
                 self._compute_forward, self._facts, sums_of=run.buffers if run.buffers.has_statistics else None
             )
-        run.buffers.commit(result.totals.deltas)
-        rows = self._rows(result)
+            run.buffers.commit(result.totals.deltas)
+            self._receive(result)
+            while self._lacks_outputs():
+                self._receive(run.exchange(self._compute_rest, dict, sums_of=None))
+        device = next((each.device for each in self.tensors), torch.device("cpu"))
+        rows = {
+            shard: self._own_rows(shard) if shard in self.shards else decode(self._gathering[shard], device)[shard]
+            for shard in range(self.cut.num_shards)
+        }
         like = self._tensors_of(self.shards[min(self.shards)].outputs)
         return [self._joined(rows, number, len(like)).to(each.device) for number, each in enumerate(like)]
+
+    def _lacks_outputs(self) -> bool:
+        """Whether another round is needed: a worker that is alone needs none for the shards that it has computed."""
+        lacking = (shard for shard in range(self.cut.num_shards) if self._gathering.lacks(shard))
+        return any(not self._is_alone or shard not in self.shards for shard in lacking)
+
+    @property
+    def _is_alone(self) -> bool:
+        """Whether there is no other member."""
+        return self.division.run.place()[1] == 1
+
+    def _receive(self, result: RoundResult) -> None:
+        for header in result.headers:
+            self._gathering.add(header.computed.rows)
+
+    def _compute_rest(self) -> ComputedShards:
+        """What is still to be sent of the outputs of this worker's shards; another may have held them before."""
+        held = [shard for shard in range(*self._held()) if self._gathering.lacks(shard)]
+        self._compute_missing(held)
+        self.division.run.rounds.open(0)
+        return ComputedShards(rows=self._pieces(held))
+
+    def _pieces(self, shards: Sequence[int]) -> bytes:
+        if self._is_alone:
+            return b""
+        return self._gathering.pieces(shards, self._content, at_most=MAX_BYTES // self.division.run.place()[1])
+
+    def _content(self, shard: int) -> bytes:
+        """The outputs of a shard that this worker has computed."""
+        if shard not in self._contents:
+            self._contents[shard] = encode({shard: self._own_rows(shard)})
+        return self._contents[shard]
+
+    def _own_rows(self, shard: int) -> list[Tensor]:
+        """The outputs of a shard that this worker has computed, and behind them the terms of each."""
+        if shard not in self._own:
+            self._own[shard] = [each.detach() for each in self._with_terms(shard)]
+        return self._own[shard]
 
     def _joined(self, rows: dict[int, list[Any]], number: int, num_outputs: int) -> Tensor:
         """Join output ``number`` of all shards, which is followed by the terms of each, if it is a single value."""
@@ -236,6 +298,8 @@ class Call:
         run.buffers.begin(plan)
         opened = run.rounds.open(self.cut.num_shards, run.buffers.partials(plan), run.buffers.sums)
         self.shards.clear()
+        self._contents.clear()
+        self._own.clear()
         deltas = {}
         for step, shard in zip(plan.steps, range(*held), strict=True):
             self.shards[shard] = self._compute_shard(shard)
@@ -245,9 +309,9 @@ class Call:
         for number in range(len(run.buffers.sums)):
             opened.exchange.push(number)
         partials = [fold_leaves(piece, lambda leaf: PartialSums({}, deltas[leaf])) for piece in plan.pieces]
-        rows = {shard: self._with_terms(shard) for shard in deltas}
-        check_size(rows, self.cut, what="the outputs of the model")
-        return ComputedShards(partials, rows=encode(rows))
+        outputs = {shard: self._tensors_of(self.shards[shard].outputs) for shard in deltas}
+        check_size(outputs, self.cut, what="the outputs of the model", most=MAX_OUTPUT_BYTES)
+        return ComputedShards(partials, rows=self._pieces(list(deltas)))
 
     def _compute_shard(self, shard: int) -> _Shard:
         outputs, inputs = self._compute_rows(shard, self.cut.rows(shard))
@@ -291,7 +355,7 @@ class Call:
         return [each for each in values if isinstance(each, Tensor)]
 
     def _with_terms(self, shard: int) -> list[Tensor]:
-        """Return the outputs of a shard, and behind them the terms of each that is a single value."""
+        """Return the outputs of a shard, and behind them the terms of each: none if it has rows."""
         outputs = self._tensors_of(self.shards[shard].outputs)
         terms = self._terms(outputs)
         fixed = self._fixed_divisors(shard, terms)
@@ -370,7 +434,7 @@ class Call:
                 folded.fold(step)
         folded.push_rest(opened.exchange.push)
         rows = of_inputs if any(each.requires_grad for each in self.tensors) else {}
-        check_size(rows, self.cut, what="the gradients of the model's inputs")
+        check_size(rows, self.cut, what="the gradients of the model's inputs", most=MAX_BYTES)
         return ComputedShards([PartialSums() for _ in plan.pieces], used=bytes(folded.used), rows=encode(rows))
 
     def _compute_missing(self, shards: Sequence[int]) -> None:

@@ -16,6 +16,8 @@ NUM_COMPARED = 4096
 """The number of elements of a tensor that members compare."""
 MAX_BYTES = 8 << 20
 """The maximum size of all rows that one round sends in headers, whose own limit is twice that."""
+MAX_OUTPUT_BYTES = 256 << 20
+"""The maximum size of the outputs of one call, which take several rounds."""
 
 
 class Cut(NamedTuple):
@@ -73,13 +75,13 @@ def check_outputs(outputs: Sequence[Any], *, num_rows: int) -> None:
             )
 
 
-def check_size(rows: Mapping[int, Sequence[Tensor | None]], cut: Cut, *, what: str) -> None:
+def check_size(rows: Mapping[int, Sequence[Tensor | None]], cut: Cut, *, what: str, most: int) -> None:
     """Raise UsageError if all shards together have too many bytes, judged by these: alike for any number of workers."""
     sizes = [sum(each.nbytes for each in tensors if each is not None) for tensors in rows.values()]
-    if max(sizes, default=0) * cut.num_shards > MAX_BYTES:
+    if max(sizes, default=0) * cut.num_shards > most:
         raise UsageError(
             f"{what} of a batch have {max(sizes) * cut.num_shards >> 20} MiB, and all workers would receive them: at "
-            f"most {MAX_BYTES >> 20} MiB are possible. Compute the loss in the model, and return what is small"
+            f"most {most >> 20} MiB are possible. Compute the loss in the model, and return what is small"
         )
 
 
