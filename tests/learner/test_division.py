@@ -84,10 +84,10 @@ def check_like_plain(
     body: Body, make: Callable[[], nn.Module] = perceptron, *, tolerance: float = 1e-5, **more: Any
 ) -> None:
     expected, found = train(body, make, shards=None, **more), train(body, make, shards=SHARDS, **more)
-    assert found.printed == pytest.approx(expected.printed, rel=tolerance)
+    assert found.printed == pytest.approx(expected.printed, rel=tolerance, nan_ok=True)
     assert len(found.printed) == len(expected.printed)
     for one, other in zip(found.parameters, expected.parameters, strict=True):
-        torch.testing.assert_close(one, other, rtol=10 * tolerance, atol=tolerance)
+        torch.testing.assert_close(one, other, rtol=10 * tolerance, atol=tolerance, equal_nan=True)
     again = train(body, make, shards=SHARDS, **more)
     assert all(map(torch.equal, found.parameters, again.parameters))
 
@@ -191,6 +191,14 @@ class Contrasting(Centered):
         return F.cross_entropy(outputs @ outputs.T / 0.1, torch.arange(len(inputs)))
 
 
+class Keeping(Centered):
+    """It keeps what it has computed."""
+
+    def forward(self, inputs: Tensor) -> Any:
+        self.features = self.layer(inputs)
+        return self.features
+
+
 class Usual(nn.Module):
     """It mixes rows as all models may: batch statistics, random numbers, a loss, a penalty."""
 
@@ -202,7 +210,7 @@ class Usual(nn.Module):
         logits = self.layers(inputs)
         targets = torch.where(inputs[:, 0] > 0, 1, -100)
         penalty = 1e-3 * sum(each.square().sum() for each in self.parameters())
-        return logits, F.cross_entropy(logits, targets) + penalty, logits.square().sum() / 100, logits.argmax(1)
+        return logits, F.cross_entropy(logits, targets) + penalty, logits.square().sum(), logits.argmax(1)
 
 
 class Noisy(nn.Module):
@@ -222,6 +230,7 @@ class Noisy(nn.Module):
         (TimeFirst, "what the model computes for a sample depends on the other samples"),
         (Centered, "what the model computes for a sample depends on the other samples"),
         (Contrasting, "a single value that the model returns for a batch"),
+        (Keeping, "the model keeps what it computes in its attribute features"),
         (Usual, ""),
         (Noisy, ""),
     ],
@@ -492,25 +501,62 @@ def test_a_loss_in_the_model_with_weights_of_its_own_is_that_of_the_whole_batch(
     check_like_plain(body, Weighted)
 
 
+def varying_divisor(logits: Tensor) -> Tensor:
+    mask = logits[:, 0] > 0
+    return (logits.square().mean(1) * mask).sum() / max(1, int(mask.sum()))
+
+
 @pytest.mark.parametrize(
-    ("output", "says"),
+    "output",
     [
-        (lambda logits: logits.square().mean() + logits.square().sum(), "adds terms that combine differently"),
-        (lambda logits: (logits > 0).sum(), "return a value for each row"),
+        lambda logits: logits.square().mean() + logits.square().sum(),
+        lambda logits: (logits.square().sum() + logits.sum()) / len(logits),
+        lambda logits: logits.mean(0).square().sum(),
+        lambda logits: torch.stack([logits.mean(), logits.square().mean()]).sum(),
+        lambda logits: logits.square().mean() if (logits[:, 0] > 0.3).any() else logits.sum() * 0,
+        lambda logits: F.mse_loss(logits[logits[:, 0] > 0], logits[logits[:, 0] > 0] * 0),
+        lambda logits: logits.square().sum().div_(16),
+        lambda logits: 1 - logits.mean(),
+        lambda logits: logits.square().sum() + 1.0,
+        varying_divisor,
     ],
+    ids=lambda each: "",
 )
-def test_a_single_output_that_cannot_be_that_of_the_whole_batch_is_named(
-    output: Callable[[Tensor], Tensor], says: str
-) -> None:
-    class Adding(WithLoss):
-        def forward(self, inputs: Tensor, targets: Tensor | None = None) -> Tensor:
-            return output(self.layers(inputs))
+def test_a_single_value_is_that_of_the_whole_batch_whatever_it_is(output: Callable[[Tensor], Tensor]) -> None:
+    """Where that is not certain, each worker computes the model in full, with its running statistics."""
+
+    class Adding(Normalized):
+        def forward(self, inputs: Tensor) -> Tensor:
+            return output(super().forward(inputs))
 
     def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
-        model(batch[0])
+        optimizer.zero_grad()
+        value = model.eval()(batch[0])  # so that statistics are those of all
+        value.backward()
+        optimizer.step()
+        printed += [value.item(), sum(each.sum().item() for each in model.buffers())]
 
-    with pytest.raises(UsageError, match=says):
-        train(body, Adding, shards=SHARDS)
+    check_like_plain(body, Adding, tolerance=1e-4)
+
+
+def test_a_model_that_is_computed_in_full_is_named_and_keeps_its_statistics(capsys: pytest.CaptureFixture[str]) -> None:
+    class Adding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(8, 16, bias=False), nn.BatchNorm1d(16), nn.Linear(16, 10))
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = self.layers(inputs)
+            return outputs.std()
+
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        optimizer.zero_grad()
+        model(batch[0]).backward()
+        optimizer.step()
+        printed += [each.sum().item() for each in model.buffers()]
+
+    check_like_plain(body, Adding, tolerance=1e-4)
+    assert "it is not certain how a single value" in capsys.readouterr().err
 
 
 def test_a_model_may_be_called_twice_and_without_gradients_in_a_body() -> None:

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .losses import SUM, Divisor, combined, shares, terms_of
-from .rows import Cut
+from .losses import combined, shares, terms_of
+from .rows import Cut, weight
 
 Compute = Callable[[slice, int], Sequence[Tensor]]
 """Computes the outputs for some rows with some seed."""
@@ -19,12 +20,18 @@ def differences(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
     There BatchNorm and dropout do not mix rows. Nothing is found where the model draws random numbers nevertheless.
     """
     cut = Cut(rows.stop - rows.start, 2)
+    kept = _kept_tensors(model)
     halves = [slice(rows.start + half.start, rows.start + half.stop) for half in map(cut.rows, range(2))]
     with _evaluating(model):
-        whole, again = compute(rows, 0), compute(rows, 1)
-        if not all(map(_is_close, whole, again)) or any(each.dim() and len(each) != cut.num_rows for each in whole):
+        try:
+            whole, again = compute(rows, 0), compute(rows, 1)
+            parts = [compute(half, 0) for half in halves]
+        except Exception:  # of a model that is not meant to be evaluated, or not on so few rows
             return []
-        parts = [compute(half, 0) for half in halves]
+    if new := sorted(name for name, each in _kept_tensors(model).items() if each != kept.get(name)):
+        return [_KEPT.format(name=new[0])]
+    if not all(map(_is_close, whole, again)) or any(each.dim() and len(each) != cut.num_rows for each in whole):
+        return []
     found = {}
     for output, *of_parts in zip(whole, *parts, strict=True):
         joined = torch.cat(of_parts) if output.dim() else _combined(output, of_parts, cut)
@@ -34,33 +41,44 @@ def differences(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
     return list(found.values())
 
 
+_IN_FULL = "so each worker computes the model in full, which is right and takes as long as on one worker"
 _ROWS = (
     "what the model computes for a sample depends on the other samples of its batch (a difference of {size:.1e} in "
-    "outputs of up to {most:.1e}), and it is computed for a part of the batch at a time: this is not what the plain "
-    "script computes. If the first dimension of its inputs is not that of the batch, put it first (batch_first=True in "
-    "layers of PyTorch); if samples are compared with each other in the model, do that in the body of the loop; or "
-    "compute the call in full on each worker, in `with resile.training.undivided():`"
+    f"outputs of up to {{most:.1e}}), {_IN_FULL}. If the first dimension of its inputs is not that of the batch, put "
+    "it first (batch_first=True in layers of PyTorch); if samples are compared with each other in the model, do that "
+    "in the body of the loop"
 )
 _SINGLE = (
     "a single value that the model returns for a batch, such as its loss, is not what those of its parts combine to (a "
-    "difference of {size:.1e} in {most:.1e}): this is not what the plain script computes. Return what has a row for "
-    "each sample, and compute the value in the body of the loop; or compute the call in full on each worker, in `with "
-    "resile.training.undivided():`"
+    f"difference of {{size:.1e}} in {{most:.1e}}), {_IN_FULL}. Return what has a row for each sample, and compute the "
+    "value in the body of the loop"
+)
+_KEPT = (
+    "the model keeps what it computes in its attribute {name}, where each worker would find that of a part of the "
+    f"batch, {_IN_FULL}. Return it from forward()"
+)
+UNCERTAIN = (
+    "it is not certain how a single value that the model returns for a batch, such as its loss, follows from those of "
+    f"its parts, {_IN_FULL}. Return what has a row for each sample, and compute the value in the body of the loop; or "
+    "compute it as a mean, as cross_entropy, or as a sum divided by the sum of a mask of floats"
 )
 
 
+def _kept_tensors(model: nn.Module) -> dict[str, Any]:
+    """What tells which tensors the modules have as attributes, beside parameters and buffers, by the attribute."""
+    found = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            tensors = value if isinstance(value, list | tuple) else [value]
+            if not name.startswith("_") and tensors and all(isinstance(each, Tensor) for each in tensors):
+                found[f"{path}.{name}" if path else name] = [(id(each), each.data_ptr()) for each in tensors]
+    return found
+
+
 def _combined(whole: Tensor, parts: Sequence[Tensor], cut: Cut) -> Tensor:
-    if not whole.is_floating_point():
-        return whole
-    of_whole = terms_of(whole)
-
-    def resolved(part: Tensor) -> list[float]:
-        """The terms of a part, in which a divisor that the whole has too does not depend on rows."""
-        pairs = zip(terms_of(part), of_whole, strict=False)
-        return [SUM if isinstance(term, Divisor) and term == other else term for term, other in pairs]
-
-    terms = [resolved(part) for part in parts]
-    return combined(parts, shares(terms, parts, cut))
+    """What the values of the parts combine to; that of the whole where that is not certain."""
+    counted = shares([terms_of(part) for part in parts], parts, [weight(cut, shard) for shard in range(2)])
+    return whole if counted is None else combined(parts, counted)
 
 
 def _is_close(one: Tensor, other: Tensor) -> bool:

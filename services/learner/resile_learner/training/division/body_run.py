@@ -41,7 +41,7 @@ from ..seeds import mix, seed_all
 from ..settings import TrainingSettings, facts_of
 from ..stragglers import Pace
 from .accumulated import AccumulatedGradients
-from .calls import Division
+from .calls import Division, UndividedModels
 from .variables import LoopVariables
 
 
@@ -127,6 +127,7 @@ class BodyRun(BaseRun):
         self._digest = RollingDigest(list(models.parameters()))
         self.accumulated = AccumulatedGradients([each for each in models.parameters() if each.requires_grad])
         self._ledger = Ledger(len(dataset), self.plan.order)
+        self.undivided = UndividedModels()
         self._attributes = ScriptAttributes(models, optimizers)
         self._variables = variables
         self._received = ReceivedState(
@@ -152,7 +153,7 @@ class BodyRun(BaseRun):
             schedule=self._schedule,
         )
         each = models if isinstance(models, nn.ModuleList) else [models]
-        self._divisions = [Division(model, self) for model in each]
+        self._divisions = [Division(model, self, number=number) for number, model in enumerate(each)]
         total = self.plan.num_batches(Position(), epochs=settings.epochs)
         self.state.progress.iterations_total = min(total, settings.max_iterations or total)
 
@@ -351,6 +352,7 @@ class BodyRun(BaseRun):
             "attributes": self._attributes,
             "received": self._received,
             "variables": self._variables,
+            "undivided": self.undivided,
         }
 
     def _facts(self) -> Facts:

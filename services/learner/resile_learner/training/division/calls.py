@@ -21,9 +21,9 @@ from ..rounds import RoundResult, Rounds
 from ..seeds import mix, seed_all, seeded
 from ..slots import local_plan
 from .accumulated import AccumulatedGradients
-from .additivity import differences
+from .additivity import UNCERTAIN, differences
 from .gathering import Gathering
-from .losses import SUM, Divisor, Divisors, combined, shares, terms_of
+from .losses import Term, combined, shares, terms_of
 from .rows import (
     MAX_BYTES,
     MAX_OUTPUT_BYTES,
@@ -45,6 +45,7 @@ class Exchanging(Protocol):
     buffers: Buffers
     num_shards: int
     accumulated: AccumulatedGradients
+    undivided: "UndividedModels"
 
     @property
     def num_samples(self) -> int:
@@ -88,19 +89,37 @@ class _Shard:
     inputs: list[Any]
 
 
+class UndividedModels:
+    """The models that every worker computes in full, as a part of the run's state."""
+
+    def __init__(self) -> None:
+        self.numbers: set[int] = set()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the numbers of the models."""
+        return {"numbers": sorted(self.numbers)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned."""
+        self.numbers = set(state_dict["numbers"])
+
+
+class _Undividable(Exception):
+    """What a call returns cannot be put together from what its shards have."""
+
+
 class Division:
     """Divides the calls of ``model`` that compute gradients; other calls are computed in full by every worker."""
 
-    def __init__(self, model: nn.Module, run: Exchanging) -> None:
+    def __init__(self, model: nn.Module, run: Exchanging, *, number: int) -> None:
         self.model = model
+        self._number = number
         self.run = run
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.gradients = Gradients(self.parameters)
         self.anchor = torch.zeros((), requires_grad=True)
         """Makes PyTorch ask for gradients of a call, whatever its inputs are."""
         self._forward: Callable[..., Any] = model.forward
-        self.fixed_divisors: dict[tuple[int, int], bool] = {}
-        """Whether a sum that the model returns is divided by what does not depend on rows, by output and term."""
         self._is_checked = False
         self._is_in_shard = False
         model.forward = _Forward(self)
@@ -109,14 +128,20 @@ class Division:
         """Compute the outputs of all rows, those of other workers' shards included."""
         leaves, spec = tree_flatten((args, kwargs))
         num_rows = next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0), 0)
-        if self._is_in_shard or _is_undivided.get() or not torch.is_grad_enabled() or num_rows == 0:
+        is_asked = _is_undivided.get() or self._number in self.run.undivided.numbers
+        if self._is_in_shard or is_asked or not torch.is_grad_enabled() or num_rows == 0:
             return self._forward(*args, **kwargs)
         check_rows([leaf for leaf in leaves if isinstance(leaf, Tensor)], num_samples=self.run.num_samples)
         call = Call(self, leaves, spec, cut_into(num_rows, self.run.num_shards))
         if self.run.checks_calls and not self._is_checked:
             self._is_checked = True
             call.check()
-        outputs = _Divided.apply(call, self.anchor, *call.tensors)  # type: ignore[no-untyped-call]
+        try:
+            outputs = _Divided.apply(call, self.anchor, *call.tensors)  # type: ignore[no-untyped-call]
+        except _Undividable:
+            call.undo()
+            self.run.undivided.numbers.add(self._number)
+            return self._forward(*args, **kwargs)
         return call.rebuild(outputs)
 
     def close(self) -> None:
@@ -165,6 +190,7 @@ class Call:
 
     def __post_init__(self) -> None:
         run = self.division.run
+        run.buffers.adopt_changed()  # by the script, or by calls that were computed in full
         self._seed = run.next_seed()
         self._buffers_before = run.buffers.committed()
         self._autocast = [
@@ -174,6 +200,7 @@ class Call:
         ]
         self._outputs: TreeSpec | None = None
         self._constants: list[Any] = []
+        self._mixes_rows = False
         self._gathering = Gathering()
         self._own: dict[int, list[Any]] = {}
         self._contents: dict[int, bytes] = {}
@@ -208,8 +235,14 @@ class Call:
             shard: self._own_rows(shard) if shard in self.shards else decode(self._gathering[shard], device)[shard]
             for shard in range(self.cut.num_shards)
         }
+        if any(bool(each[-1]) for each in rows.values()):
+            raise _Undividable
         like = self._tensors_of(self.shards[min(self.shards)].outputs)
         return [self._joined(rows, number, len(like)).to(each.device) for number, each in enumerate(like)]
+
+    def undo(self) -> None:
+        """Undo what the call has changed."""
+        self.division.run.buffers.reset(self._buffers_before)
 
     def _lacks_outputs(self) -> bool:
         """Whether another round is needed: a worker that is alone needs none for the shards that it has computed."""
@@ -254,12 +287,16 @@ class Call:
         parts = [rows[shard][number] for shard in range(self.cut.num_shards)]
         if parts[0].dim():
             return torch.cat(parts)
-        terms = [rows[shard][num_outputs + number].tolist() for shard in range(self.cut.num_shards)]
-        self._shares[number] = shares(terms, parts, self.cut)
-        return combined(parts, self._shares[number])
+        terms = [[Term(*each) for each in rows[shard][num_outputs + number].tolist()] for shard in rows]
+        found = shares(terms, parts, [weight(self.cut, shard) for shard in rows])
+        if found is None:
+            self.division.run.warn(UNCERTAIN)
+            raise _Undividable
+        self._shares[number] = found
+        return combined(parts, found)
 
     def check(self) -> None:
-        """Warn if the outputs of a row depend on other rows: by as many of them as a shard has."""
+        """Find out whether outputs of a row depend on other rows, by as many of them as a shard has; then warn."""
         first = self.cut.rows(0)
         rows = slice(first.start, min(max(first.stop, 2), self.cut.num_rows))
         if rows.stop < 2 or self.cut.num_shards == 1:
@@ -272,6 +309,7 @@ class Call:
         with seeded(self._seed):
             found = differences(self.division.model, compute, rows)
         run.buffers.restore()
+        self._mixes_rows = bool(found)
         for message in found:
             run.warn(message)
 
@@ -355,38 +393,11 @@ class Call:
         return [each for each in values if isinstance(each, Tensor)]
 
     def _with_terms(self, shard: int) -> list[Tensor]:
-        """Return the outputs of a shard, and behind them the terms of each: none if it has rows."""
+        """Return the outputs of a shard, the terms of each (none if it has rows), and whether rows mix in it."""
         outputs = self._tensors_of(self.shards[shard].outputs)
-        terms = self._terms(outputs)
-        fixed = self._fixed_divisors(shard, terms)
-        resolved = [
-            [SUM if (number, place) in fixed else term for place, term in enumerate(each)]
-            for number, each in enumerate(terms)
-        ]
-        return [*outputs, *(torch.tensor(each, dtype=torch.float64) for each in resolved)]
-
-    @staticmethod
-    def _terms(outputs: Sequence[Tensor]) -> list[list[float]]:
-        return [[] if each.dim() else terms_of(each) for each in outputs]
-
-    def _fixed_divisors(self, shard: int, terms: list[list[float]]) -> set[tuple[int, int]]:
-        """Where, by output and term, sums are divided by a number that does not depend on rows.
-
-        It is found out once, by computing another number of rows.
-        """
-        found = {(n, k): each for n, of in enumerate(terms) for k, each in enumerate(of) if isinstance(each, Divisor)}
-        known = self.division.fixed_divisors
-        if found.keys() - known.keys() and self.cut.num_shards > 1:
-            rows = self.cut.rows(shard)
-            is_last = rows.stop == self.cut.num_rows
-            with Divisors() as divisors:
-                outputs, _ = self._compute_rows(shard, slice(rows.start - is_last, rows.stop + (not is_last)))
-            self.division.run.buffers.restore()
-            others = self._terms(self._tensors_of(outputs))
-            for place, divisor in found.items():
-                other = dict(enumerate(others[place[0]])).get(place[1])
-                known[place] = other == divisor and other in divisors.numbers
-        return {place for place in found if known.get(place)}
+        terms = [[] if each.dim() else terms_of(each) for each in outputs]
+        mixes = torch.tensor(float(self._mixes_rows and shard == 0))
+        return [*outputs, *(torch.tensor(each, dtype=torch.float64).reshape(-1, 3) for each in terms), mixes]
 
     @property
     def is_differentiable(self) -> list[bool]:

@@ -6,8 +6,8 @@ import sys
 import sysconfig
 from collections.abc import Mapping
 from ctypes import c_int, py_object, pythonapi
-from inspect import CO_NEWLOCALS
-from types import FrameType, ModuleType
+from inspect import CO_GENERATOR, CO_NEWLOCALS
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 _OWN = ("resile.", "resile_learner.")
@@ -16,16 +16,30 @@ _ACCESS = re.compile(r"(LOAD|STORE|DELETE)_(?:FAST|NAME|GLOBAL|DEREF)|LOAD_CLOSU
 
 
 def frames_of(caller: FrameType, outermost: int | None) -> list[FrameType]:
-    """The frames of the script from ``caller`` to the one that asks for epochs, without those of libraries."""
-    found = []
+    """The frames of the script from ``caller`` to the one that asks for epochs, without those of libraries.
+
+    Where that one is a generator which nothing asks at the moment, they end with the first that is no generator.
+    """
+    found: list[FrameType] = []
     frame: FrameType | None = caller
     while frame is not None:
         if not _is_in_library(frame.f_globals):
             found.append(frame)
         if id(frame) == outermost:
-            return found
+            break
         frame = frame.f_back
-    return found[:1]
+    if frame is None or found[-1].f_code.co_flags & CO_GENERATOR:
+        end = next((number for number, each in enumerate(found) if not each.f_code.co_flags & CO_GENERATOR), len(found))
+        return found[: end + 1]
+    return found
+
+
+def loop_frame(caller: FrameType) -> FrameType:
+    """The frame of the script that ``caller`` works for, such as that of a loop over a bar of progress."""
+    frame: FrameType | None = caller
+    while frame is not None and (_is_in_library(frame.f_globals) or frame.f_code.co_flags & CO_GENERATOR):
+        frame = frame.f_back
+    return frame or caller
 
 
 def is_library(module: ModuleType | None) -> bool:
@@ -60,18 +74,38 @@ def assigned_first(frame: FrameType) -> set[str]:
     loop = next((each for each in instructions if each.offset == frame.f_lasti and each.opname == "FOR_ITER"), None)
     if loop is None:
         return set()
-    seen: set[str] = set()
+    seen = _used_elsewhere(frame)
     assigned: set[str] = set()
     certain_from = 0
     for each in instructions:
         if not loop.offset < each.offset < loop.argval:
             continue
-        if each.opcode in dis.hasjrel and each.argval > each.offset:
-            certain_from = max(certain_from, each.argval)
+        if each.opcode in dis.hasjrel:
+            goes_on = each.argval <= loop.offset  # `continue`: what follows may not be reached
+            certain_from = max(certain_from, loop.argval if goes_on else each.argval)
         kinds = [match[0] for match in _ACCESS.finditer(each.opname)]
         names = each.argval if isinstance(each.argval, tuple) else (each.argval,)
         for kind, name in zip(kinds, names, strict=False):
-            if name not in seen and kind.startswith("STORE") and each.offset >= certain_from:
+            is_certain = each.offset >= certain_from and not _is_guarded(frame.f_code, each.offset, loop.offset)
+            if name not in seen and kind.startswith("STORE") and is_certain:
                 assigned.add(name)
             seen.add(name)
     return assigned
+
+
+def _used_elsewhere(frame: FrameType) -> set[str]:
+    """The variables of ``frame`` that its inner functions may read, or all functions of its module."""
+    if _is_function(frame):
+        return set(frame.f_code.co_cellvars)
+    return set().union(*(_globals_of(code) for code in frame.f_code.co_consts if isinstance(code, CodeType)))
+
+
+def _globals_of(code: CodeType) -> set[str]:
+    inner = (_globals_of(each) for each in code.co_consts if isinstance(each, CodeType))
+    return set(code.co_names).union(*inner)
+
+
+def _is_guarded(code: CodeType, offset: int, loop: int) -> bool:
+    """Whether an error at ``offset`` is handled within the loop, as in `try`, so that it may not be reached."""
+    table = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+    return any(loop < each.start <= offset < each.end for each in table)

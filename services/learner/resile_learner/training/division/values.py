@@ -3,6 +3,7 @@
 Only values do, never code: a worker restores them into the objects that its own script has made.
 """
 
+import random
 import sys
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping
@@ -28,7 +29,7 @@ It is divided by the number of containers that were looked at before in the same
 _PLAIN = (type(None), bool, int, float, complex, str, bytes)
 _CODE = (ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
 _DICTS: Mapping[str, Callable[[], dict[Any, Any]]] = {"dict": dict, "OrderedDict": OrderedDict, "Counter": Counter}
-_SEQUENCES: Mapping[str, Callable[[Iterable[Any]], Any]] = {"list": list, "deque": deque, "tuple": tuple}
+_SEQUENCES: Mapping[str, Callable[[Iterable[Any]], Any]] = {"list": list, "tuple": tuple}
 _SETS: Mapping[str, Callable[[Iterable[Any]], Any]] = {"set": set, "frozenset": frozenset}
 
 
@@ -59,20 +60,21 @@ class Values:
 
     def mark(self, value: Any) -> Any:
         """Return what differs if ``value`` has changed; the same for all values that cannot travel."""
-        return self._mark(value, set())
+        return self._mark(value, {})
 
-    def _mark(self, value: Any, seen: set[int]) -> Any:
+    def _mark(self, value: Any, seen: dict[int, Any]) -> Any:
         if isinstance(value, _PLAIN):
             return type(value), value
         if self._is_known(value) or isinstance(value, _CODE) or id(value) in seen:
             return None
         if isinstance(value, Tensor):
-            return value.data_ptr(), value._version, value.shape
+            is_small = value.nbytes <= MAX_BYTES and value.layout == torch.strided
+            return value.shape, crc32(encode({0: [value]})) if is_small else (value.data_ptr(), value._version)
         if isinstance(value, np.ndarray):
             return value.shape, crc32(np.ascontiguousarray(value).tobytes()) if value.nbytes <= MAX_BYTES else 0
         if isinstance(value, np.generic):
             return value.dtype, value.tobytes()
-        seen.add(id(value))
+        seen[id(value)] = value  # kept, or another object could get its id
         most = MAX_COMPARED // len(seen)
         if isinstance(value, dict):
             items = islice(value.items(), most)
@@ -81,6 +83,8 @@ class Values:
             return len(value), [self._mark(item, seen) for item in islice(value, most)]
         if isinstance(value, set | frozenset):
             return len(value), frozenset(item for item in islice(value, most) if isinstance(item, _PLAIN))
+        if isinstance(value, _GENERATORS):
+            return self._mark(_generator_state(value), seen)
         content = _content(value)
         return None if content is None else self._mark(content, seen)
 
@@ -95,11 +99,14 @@ class _Encoding:
     def __init__(self, is_known: Callable[[object], bool]) -> None:
         self._is_known = is_known
         self._left = MAX_BYTES
-        self._seen: set[int] = set()
+        self._seen: dict[int, tuple[int, Any]] = {}
+        """The number of each object, and the object: it is kept, or another one could get its id."""
 
     def encode(self, value: Any) -> Any:
-        if self._is_known(value) or id(value) in self._seen:
+        if self._is_known(value):
             return ("known",)
+        if id(value) in self._seen:
+            return ("same", self._seen[id(value)][0])
         if isinstance(value, complex):
             return ("complex", value.real, value.imag)
         if isinstance(value, _PLAIN):
@@ -108,8 +115,9 @@ class _Encoding:
         if isinstance(value, Tensor | np.ndarray | np.generic):
             self._take(value.nbytes)
             return _encode_array(value)
-        self._seen.add(id(value))
-        return self._encode_object(value)
+        number = len(self._seen)
+        self._seen[id(value)] = number, value
+        return ("new", number, self._encode_object(value))
 
     def _take(self, num_bytes: int) -> None:
         self._left -= num_bytes
@@ -123,11 +131,18 @@ class _Encoding:
         if isinstance(value, dict):
             name = type(value).__name__ if type(value).__name__ in _DICTS else "dict"
             return (name, self._each(value.keys()), self._each(value.values()))
-        for kind in (list, deque, set, frozenset):
+        if isinstance(value, deque):
+            return ("deque", self._each(value), [value.maxlen])
+        for kind in (list, set, frozenset):
             if type(value) is kind:
                 return (kind.__name__, self._each(value))
         if isinstance(value, tuple):
             return ("tuple", self._each(value))
+        if isinstance(value, _GENERATORS):
+            return ("generator", type(value).__name__, self.encode(_generator_state(value)))
+        return self._encode_attributes(value)
+
+    def _encode_attributes(self, value: Any) -> Any:
         if (content := _content(value)) is None:
             raise OpaqueValue
         if has_state(value):
@@ -138,7 +153,27 @@ class _Encoding:
                 attributes[name] = self.encode(item)
             except OpaqueValue:
                 continue  # it stays what the script has made it
-        return ("object", attributes)
+        return ("object", type(value).__module__, type(value).__qualname__, attributes)
+
+
+_GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
+
+
+def _generator_state(value: Any) -> Any:
+    if isinstance(value, random.Random):
+        return value.getstate()
+    if isinstance(value, torch.Generator):
+        return value.get_state()
+    return value.bit_generator.state if isinstance(value, np.random.Generator) else value.get_state(legacy=False)
+
+
+def _set_generator_state(value: Any, state: Any) -> None:
+    if isinstance(value, random.Random):
+        value.setstate(state)
+    elif isinstance(value, np.random.Generator):
+        value.bit_generator.state = state
+    elif value is not None:
+        value.set_state(state)
 
 
 def _encode_array(value: Any) -> Any:
@@ -156,51 +191,91 @@ def _encode_array(value: Any) -> Any:
 @torch.no_grad()
 def restore(present: Any, encoded: Any) -> Any:
     """Return the value that was encoded, as ``present`` itself if that can hold it: others may refer to it."""
-    if type(encoded) is not tuple:
-        return encoded
-    kind, *content = encoded
-    if kind == "known":
-        return present
-    if kind == "complex":
-        return complex(*content)
-    if kind in ("tensor", "array", "scalar"):
+    return _Restoring().restore(present, encoded)
+
+
+class _Restoring:
+    """Restores one value."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, Any] = {}
+
+    def restore(self, present: Any, encoded: Any) -> Any:
+        if type(encoded) is not tuple:
+            return encoded
+        kind, *content = encoded
+        match kind:
+            case "known":
+                return present
+            case "same":
+                return self._made.get(content[0], present)
+            case "new":
+                number, inner = content
+                self._made[number] = present  # for what is inside it
+                self._made[number] = made = self._restore_object(present, *inner)
+                return made
+            case "complex":
+                return complex(*content)
         return _restore_array(present, kind, content[0])
-    if kind == "state":
-        if present is not None:
-            present.load_state_dict(restore(None, content[0]))
+
+    def _restore_object(self, present: Any, kind: str, *content: Any) -> Any:
+        match kind:
+            case "state":
+                if present is not None:
+                    present.load_state_dict(self.restore(None, content[0]))
+                return present
+            case "generator":
+                _set_generator_state(present, self.restore(None, content[1]))
+                return present
+            case "object":
+                return self._restore_attributes(present, *content)
+        return self._restore_container(present, kind, *content)
+
+    def _restore_attributes(self, present: Any, module: str, name: str, attributes: Mapping[str, Any]) -> Any:
+        """Set the attributes of an object of the script, which is made if the script has not: without a call."""
+        if present is None and (own := _own_class(module, name)):
+            present = object.__new__(own)
+        for attribute, item in attributes.items() if present is not None else ():
+            object.__setattr__(present, attribute, self.restore(getattr(present, attribute, None), item))
         return present
-    if kind == "object":
-        for name, item in content[0].items() if present is not None else ():
-            setattr(present, name, restore(getattr(present, name, None), item))
-        return present
-    return _restore_container(present, kind, *content)
+
+    def _restore_container(self, present: Any, kind: str, items: list[Any], values: Iterable[Any] = ()) -> Any:
+        if kind in _DICTS:
+            keys = [self.restore(None, each) for each in items]
+            old = present if isinstance(present, dict) else {}
+            pairs = [(key, self.restore(old.get(key), value)) for key, value in zip(keys, values, strict=True)]
+            target = present if isinstance(present, dict) else _DICTS[kind]()
+            target.clear()
+            for key, value in pairs:  # update() of a Counter counts
+                target[key] = value
+            return target
+        if kind in _SETS:
+            found = _SETS[kind](self.restore(None, each) for each in items)
+            if type(present) is not set:
+                return found
+            present.clear()
+            present.update(found)
+            return present
+        old_items = list(present) if isinstance(present, list | tuple | deque) else []
+        old_items += [None] * len(items)
+        restored = [self.restore(old, each) for old, each in zip(old_items, items, strict=False)]
+        if type(present) in (list, deque):
+            present.clear()
+            present.extend(restored)
+            return present
+        if kind == "deque":
+            return deque(restored, *values)
+        return type(present)(*restored) if hasattr(present, "_fields") else _SEQUENCES[kind](restored)
 
 
-def _restore_container(present: Any, kind: str, items: list[Any], values: Iterable[Any] = ()) -> Any:
-    if kind in _DICTS:
-        keys = [restore(None, each) for each in items]
-        old = present if isinstance(present, dict) else {}
-        pairs = [(key, restore(old.get(key), value)) for key, value in zip(keys, values, strict=True)]
-        target = present if isinstance(present, dict) else _DICTS[kind]()
-        target.clear()
-        for key, value in pairs:  # update() of a Counter counts
-            target[key] = value
-        return target
-    if kind in _SETS:
-        found = _SETS[kind](restore(None, each) for each in items)
-        if type(present) is not set:
-            return found
-        present.clear()
-        present.update(found)
-        return present
-    old_items = list(present) if isinstance(present, list | tuple | deque) else []
-    old_items += [None] * len(items)
-    restored = [restore(old, each) for old, each in zip(old_items, items, strict=False)]
-    if type(present) in (list, deque):
-        present.clear()
-        present.extend(restored)
-        return present
-    return type(present)(*restored) if hasattr(present, "_fields") else _SEQUENCES[kind](restored)
+def _own_class(module: str, name: str) -> type | None:
+    """The class of the script with this name, which the script has defined here, too."""
+    found: Any = sys.modules.get(module)
+    if is_library(found):
+        return None
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, type) else None
 
 
 def _restore_array(present: Any, kind: str, data: bytes) -> Any:
@@ -227,7 +302,9 @@ def _content(value: Any) -> Any:
             return value.state_dict()
         except Exception:  # of a library or of the user: it has no state now
             return None
-    attributes = getattr(value, "__dict__", None)
+    slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
+    attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    attributes |= getattr(value, "__dict__", {})
     if not attributes or is_library(sys.modules.get(type(value).__module__)):
         return attributes if attributes and all(isinstance(each, _PLAIN) for each in attributes.values()) else None
     return attributes

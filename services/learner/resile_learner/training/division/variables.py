@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from .frames import assigned_first, frames_of, scope_of, write_back
+from .frames import assigned_first, frames_of, loop_frame, scope_of, write_back
 from .values import MAX_BYTES, LargeValue, OpaqueValue, Values, restore
 
 
@@ -36,7 +36,7 @@ class LoopVariables:
     def seen_from(self, caller: FrameType, *, is_outermost: bool = False) -> Iterator[None]:
         """While the loader is asked by ``caller`` for a batch, or (``is_outermost``) for an epoch."""
         if is_outermost:
-            self._outermost = id(caller)
+            self._outermost = id(loop_frame(caller))
         self._frames = frames_of(caller, self._outermost)
         try:
             yield
