@@ -1165,8 +1165,15 @@ MUTANTS = (
         "a loss in the model counts by rows, whatever its weights",
         "class weights and ignored targets mean something else than in plain PyTorch",
         f"{_DIVISION}.losses",
-        "        yield float(node._saved_total_weight)",
-        "        yield ROWS",
+        "        yield Term(MEAN, float(node._saved_total_weight))",
+        "        yield Term(MEAN, float(node._saved_self.shape[0]))",
+    ),
+    Mutant(
+        "a call that cannot be put together with certainty is",
+        "a sum divided by the rows of a part is added as it is",
+        f"{_DIVISION}.losses",
+        "or term[0].kind == UNKNOWN:",
+        "or False:",
     ),
     Mutant(
         "nobody looks whether rows depend on each other",
