@@ -572,6 +572,32 @@ def test_a_model_may_be_called_twice_and_without_gradients_in_a_body() -> None:
     check_like_plain(body)
 
 
+def test_backward_passes_are_those_of_pytorch() -> None:
+    """With gradients of outputs, of several values at once, and of parameters alone, for which calls are in full."""
+
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        optimizer.zero_grad()
+        outputs = model(batch[0])
+        outputs.backward(torch.ones_like(outputs) / 100)
+        outputs = model(batch[0] + 1)
+        torch.autograd.backward([outputs.mean(), outputs.square().mean()])
+        with undivided():
+            model(batch[0] - 1).square().mean().backward(inputs=[model[0].weight])
+            (gradient,) = torch.autograd.grad(model(batch[0]).square().mean(), [model[2].weight])
+        optimizer.step()
+        printed += [gradient.sum().item(), outputs.mean().item()]
+
+    check_like_plain(body)
+
+
+def test_a_gradient_that_does_not_reach_through_a_divided_call_is_named() -> None:
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        torch.autograd.grad(model(batch[0]).square().mean(), [model[2].weight])
+
+    with pytest.raises(UsageError, match=r"does not reach through a prepared model.*undivided"):
+        train(body, shards=SHARDS)
+
+
 def test_parameters_used_outside_of_calls_get_their_gradients_once() -> None:
     def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
         optimizer.zero_grad()

@@ -53,6 +53,52 @@ def handled_backward(handle: Callable[[Tensor, Backward], None]) -> Iterator[Non
         torch.autograd.backward = original
 
 
+@contextmanager
+def observed_backward(observe: Callable[[Tensor], None]) -> Iterator[None]:
+    """In this context ``observe(loss)`` is called before the backward pass of a single value; all are as in PyTorch.
+
+    Gradients of parameters alone, by `torch.autograd.grad` or ``inputs=``, do not reach through a divided call.
+    """
+    original, original_grad = torch.autograd.backward, torch.autograd.grad
+    is_running = False
+
+    def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal is_running
+        is_outer, is_running = not is_running, True
+        try:
+            losses = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+            if is_outer and len(losses) == 1 and losses[0].numel() == 1:
+                observe(losses[0])
+            with _explaining_unused():
+                original(losses, *args, **kwargs)
+        finally:
+            is_running = not is_outer
+
+    def grad(*args: Any, **kwargs: Any) -> Any:
+        with _explaining_unused():
+            return original_grad(*args, **kwargs)
+
+    torch.autograd.backward, torch.autograd.grad = backward, grad
+    try:
+        yield
+    finally:
+        torch.autograd.backward, torch.autograd.grad = original, original_grad
+
+
+@contextmanager
+def _explaining_unused() -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if "appears to not have been used in the graph" not in str(error):
+            raise
+        raise UsageError(
+            "a gradient was asked for that does not reach through a prepared model, whose parameters get theirs by "
+            "backward() alone: compute the call in full on each worker, as in `with resile.training.undivided(): "
+            "loss = F.cross_entropy(model(inputs), targets)`"
+        ) from error
+
+
 def _only(tensors: Tensor | Sequence[Tensor]) -> Tensor:
     if isinstance(tensors, Tensor):
         return tensors

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from resile_shared.errors import UsageError
 
 from ...session import closed_at_exit, current_session
-from ..backward import Backward, handled_backward
+from ..backward import observed_backward
 from ..data.batches import Position
 from ..data.data_loader import read_loader
 from ..data.fetch import Fetcher
@@ -141,7 +141,7 @@ class BodyLoader:
     def _whole_batches(self) -> Generator[Any, None, None]:
         assert self._iteration is not None
         epoch = self._iteration.epoch
-        with handled_backward(self._backward):
+        with observed_backward(self._note_loss):
             while self._iteration is not None and self._iteration.epoch == epoch:
                 self._is_fresh = False
                 self._started.begin_script()
@@ -198,11 +198,10 @@ class BodyLoader:
         self._iteration = next(self._iterations, None)
         self._is_fresh = True
 
-    def _backward(self, loss: Tensor, run: Backward) -> None:
+    def _note_loss(self, loss: Tensor) -> None:
         if self._iteration is not None:
             scale = self._grad_scaler.get_scale() if self._grad_scaler else 1.0
             self._iteration.loss = float(loss.detach()) / scale
-        run(loss)
 
 
 class _Asked(Iterator[Any]):

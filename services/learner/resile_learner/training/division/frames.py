@@ -28,7 +28,7 @@ def frames_of(caller: FrameType, outermost: int | None) -> list[FrameType]:
         if id(frame) == outermost:
             break
         frame = frame.f_back
-    if frame is None or found[-1].f_code.co_flags & CO_GENERATOR:
+    if frame is None or any(each.f_code.co_flags & CO_GENERATOR for each in found[-1:]):
         end = next((number for number, each in enumerate(found) if not each.f_code.co_flags & CO_GENERATOR), len(found))
         return found[: end + 1]
     return found
