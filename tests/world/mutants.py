@@ -1144,8 +1144,8 @@ MUTANTS = (
         "enumerate counts from the beginning on a joiner",
         "it steps its optimizer at other batches",
         f"{_DIVISION}.body_loader",
-        "        for counting in self._enumerates() if num_before else ():",
-        "        for counting in ():",
+        "        if num_before and (counting := _counting(self)) is not None:",
+        "        if (counting := None) is not None:",
     ),
     Mutant(
         "a pass over the loader within its loop takes the batches to train with",

@@ -207,8 +207,8 @@ class BodyLoader:
 class _Asked(Iterator[Any]):
     """What the loader yields, and the place in the script where it is asked for.
 
-    ``num_before`` is how many batches of the epoch were trained before this worker began with it: ``enumerate`` goes on
-    with that number.
+    ``num_before`` is how many batches of the epoch were trained before this worker began with it: ``enumerate`` and
+    ``zip`` go on from there.
     """
 
     def __init__(
@@ -225,13 +225,29 @@ class _Asked(Iterator[Any]):
             self._num_skipped -= 1
             return None
         num_before, self._num_before = self._num_before, 0
-        for counting in self._enumerates() if num_before else ():
+        if num_before and (counting := _counting(self)) is not None:
             self._num_skipped = num_before
             for _ in range(num_before):
                 next(counting)
         with self._variables.seen_from(sys._getframe(1), is_outermost=self._is_outermost):
             return next(self._yielded)
 
-    def _enumerates(self) -> list[Any]:
-        """The ``enumerate`` over this: it counts after it was given a batch, so within that it can be made to skip."""
-        return [each for each in gc.get_referrers(self) if type(each) is enumerate]
+
+def _counting(batches: _Asked) -> Any:
+    """The outermost ``enumerate`` or ``zip`` over ``batches``; None if there is none.
+
+    They take a batch before they count, or take what belongs to it: so within that they can be made to skip.
+    """
+    found, inner = None, _wrapper(batches)
+    while inner is not None:
+        found, inner = inner, _wrapper(inner)
+    return found
+
+
+def _wrapper(iterator: object) -> Any:
+    for each in gc.get_referrers(iterator):
+        if type(each) is enumerate:
+            return each
+        if type(each) is tuple and each[0] is iterator:  # what a zip goes through
+            return next((other for other in gc.get_referrers(each) if type(other) is zip), None)
+    return None
