@@ -2,9 +2,10 @@
 
 import copy
 import dataclasses
+import gc
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import Context
 from pathlib import Path
@@ -30,6 +31,13 @@ EPOCHS = 3
 SAMPLES = 96
 BATCH = 32
 SHARDS = 8
+
+
+@pytest.fixture(autouse=True)
+def ended() -> Iterator[None]:
+    """A run that an error has ended restores settings of PyTorch when it is collected: not within the next test."""
+    yield
+    gc.collect()
 
 
 class Trained(NamedTuple):
@@ -199,15 +207,33 @@ class Keeping(Centered):
         return self.features
 
 
+class Counting(Centered):
+    """It counts what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.long))
+        self.register_buffer("largest", torch.zeros(()))
+
+    def forward(self, inputs: Tensor) -> Any:
+        if self.training:
+            self.seen += len(inputs)
+            self.largest.copy_(torch.maximum(self.largest, inputs.max()))
+        return self.layer(inputs)
+
+
 class Usual(nn.Module):
     """It mixes rows as all models may: batch statistics, random numbers, a loss, a penalty."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+        nn.utils.parametrizations.spectral_norm(self.layers[0])  # its buffers follow the weights
+        self.register_buffer("calls", torch.zeros(()))
 
     def forward(self, inputs: Tensor) -> Any:
         logits = self.layers(inputs)
+        self.calls += 1
         targets = torch.where(inputs[:, 0] > 0, 1, -100)
         penalty = 1e-3 * sum(each.square().sum() for each in self.parameters())
         return logits, F.cross_entropy(logits, targets) + penalty, logits.square().sum(), logits.argmax(1)
@@ -230,6 +256,7 @@ class Noisy(nn.Module):
         (TimeFirst, "what the model computes for a sample depends on the other samples"),
         (Centered, "what the model computes for a sample depends on the other samples"),
         (Contrasting, "a single value that the model returns for a batch"),
+        (Counting, "the model changes its buffer seen by the rows that it is given"),
         (Keeping, "the model keeps what it computes in its attribute features"),
         (Usual, ""),
         (Noisy, ""),
@@ -388,6 +415,23 @@ for epoch in epochs:
         if epoch == 2:
             raise ValueError("the user's")
 """
+
+
+def test_buffers_that_count_rows_count_those_of_the_batch() -> None:
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        optimizer.zero_grad()
+        model(batch[0]).square().mean().backward()
+        optimizer.step()
+        printed += [model.seen.item(), model.largest.item()]
+
+    check_like_plain(body, Counting)
+
+
+def test_a_wrapper_of_an_optimizer_is_named() -> None:
+    model = perceptron()
+    wrapper: Any = type("Warmup", (), {"param_groups": []})()
+    with pytest.raises(UsageError, match="was given a Warmup as optimizer"):
+        Context().run(prepare, model, wrapper, DataLoader(dataset(), batch_size=BATCH), body="batch")
 
 
 @pytest.mark.parametrize("body", ["batch", "shard"])

@@ -88,6 +88,7 @@ def prepare(
     )
     if body == "batch":
         _check_body(accumulate=accumulate, mode=mode, micro_batch_size=micro_batch_size)
+        _check_optimizers(optimizers)
         whole = BodyLoader(models, optimizers, loader, settings, grad_scaler=grad_scaler)
         _is_prepared.set(True)
         return (model, optimizer, whole) if scheduler is None else (model, optimizer, whole, scheduler)
@@ -113,6 +114,16 @@ def _check_first_call(loader: Any) -> None:
             "prepare() was called a second time: a script has one training call, and so one call of prepare(). Give it "
             "all models and optimizers of the loop as lists: prepare([generator, critic], [first, second], loader)"
         )
+
+
+def _check_optimizers(optimizers: Sequence[Any]) -> None:
+    """Raise UsageError for what is no optimizer, such as the script's wrapper of one."""
+    for each in optimizers:
+        if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+            raise UsageError(
+                f"prepare() was given a {type(each).__name__} as optimizer, which has no state_dict() and "
+                "load_state_dict(): pass the optimizer that it wraps, and go on to use the wrapper"
+            )
 
 
 def _check_body(*, accumulate: int | None, mode: Mode, micro_batch_size: int | None) -> None:

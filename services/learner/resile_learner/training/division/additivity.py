@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from .losses import combined, shares, terms_of
 from .rows import Cut, weight
 
+_BATCH_NORM = nn.modules.batchnorm._NormBase
+"""Modules whose buffers are means over rows, and a count of calls."""
 Compute = Callable[[slice, int], Sequence[Tensor]]
 """Computes the outputs for some rows with some seed."""
 
@@ -41,6 +43,49 @@ def differences(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
     return list(found.values())
 
 
+def counted(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
+    """Look whether the model changes buffers otherwise than by a mean over the rows that it is given."""
+    buffers = {
+        f"{path}.{name}" if path else name: (module, name)
+        for path, module in model.named_modules()
+        for name in module._buffers
+        if not isinstance(module, _BATCH_NORM)
+    }
+    if not buffers:
+        return []
+
+    def values() -> dict[str, Tensor]:
+        found = {name: module._buffers[key] for name, (module, key) in buffers.items()}
+        return {name: value.detach().clone() for name, value in found.items() if value is not None}
+
+    def after(part: slice) -> dict[str, Tensor]:
+        compute(part, 0)
+        return values()
+
+    cut, before = Cut(rows.stop - rows.start, 2), values()
+    halves = [slice(rows.start + half.start, rows.start + half.stop) for half in map(cut.rows, range(2))]
+    try:
+        whole, parts = after(rows), [after(half) for half in halves]
+    except Exception:  # of a model that does not take so few rows
+        return []
+    for name, value in whole.items():
+        of_parts = [part.get(name) for part in parts]
+        if not _is_mean(value, of_parts, before.get(name), [weight(cut, 0), weight(cut, 1)]):
+            return [_COUNTED.format(name=name)]
+    return []
+
+
+def _is_mean(whole: Tensor, parts: Sequence[Tensor | None], before: Tensor | None, by: Sequence[float]) -> bool:
+    """Whether a buffer changed by the mean of what it changed by in the parts; one of integers, by the same."""
+    one, other = parts
+    if one is None or other is None or before is None or not whole.shape == one.shape == other.shape == before.shape:
+        return False
+    if not whole.is_floating_point():
+        return torch.equal(whole, one) and torch.equal(whole, other)
+    mean = before + by[0] * (one - before) + by[1] * (other - before)
+    return _is_close(whole, mean)
+
+
 _IN_FULL = "so each worker computes the model in full, which is right and takes as long as on one worker"
 _ROWS = (
     "what the model computes for a sample depends on the other samples of its batch (a difference of {size:.1e} in "
@@ -56,6 +101,10 @@ _SINGLE = (
 _KEPT = (
     "the model keeps what it computes in its attribute {name}, where each worker would find that of a part of the "
     f"batch, {_IN_FULL}. Return it from forward()"
+)
+_COUNTED = (
+    "the model changes its buffer {name} by the rows that it is given, which the parts of a batch cannot do for all of "
+    f"it, {_IN_FULL}"
 )
 UNCERTAIN = (
     "it is not certain how a single value that the model returns for a batch, such as its loss, follows from those of "

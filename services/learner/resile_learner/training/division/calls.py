@@ -21,7 +21,7 @@ from ..rounds import RoundResult, Rounds
 from ..seeds import mix, seed_all, seeded
 from ..slots import local_plan
 from .accumulated import AccumulatedGradients
-from .additivity import UNCERTAIN, differences
+from .additivity import UNCERTAIN, counted, differences
 from .gathering import Gathering
 from .losses import Term, combined, shares, terms_of
 from .rows import (
@@ -307,7 +307,8 @@ class Call:
 
         run = self.division.run
         with seeded(self._seed):
-            found = differences(self.division.model, compute, rows)
+            model = self.division.model
+            found = counted(model, compute, rows) or differences(model, compute, rows)
         run.buffers.restore()
         self._mixes_rows = bool(found)
         for message in found:
