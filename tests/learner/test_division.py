@@ -207,6 +207,19 @@ class Keeping(Centered):
         return self.features
 
 
+class Warming(Centered):
+    """It counts its calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps = 0
+
+    def forward(self, inputs: Tensor) -> Any:
+        if self.training:
+            self.steps += 1
+        return self.layer(inputs) * min(1.0, self.steps / 10)
+
+
 class Counting(Centered):
     """It counts what it is given."""
 
@@ -257,7 +270,8 @@ class Noisy(nn.Module):
         (Centered, "what the model computes for a sample depends on the other samples"),
         (Contrasting, "a single value that the model returns for a batch"),
         (Counting, "the model changes its buffer seen by the rows that it is given"),
-        (Keeping, "the model keeps what it computes in its attribute features"),
+        (Keeping, "the model changes its attribute features when it is called"),
+        (Warming, "the model changes its attribute steps when it is called"),
         (Usual, ""),
         (Noisy, ""),
     ],
@@ -425,6 +439,17 @@ def test_buffers_that_count_rows_count_those_of_the_batch() -> None:
         printed += [model.seen.item(), model.largest.item()]
 
     check_like_plain(body, Counting)
+
+
+def test_calls_that_a_model_counts_are_those_of_batches() -> None:
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        optimizer.zero_grad()
+        value = model(batch[0]).square().mean()
+        value.backward()
+        optimizer.step()
+        printed += [model.steps, value.item()]
+
+    check_like_plain(body, Warming)
 
 
 def test_a_wrapper_of_an_optimizer_is_named() -> None:

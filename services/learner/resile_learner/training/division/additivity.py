@@ -1,6 +1,6 @@
 """Whether a model computes the rows of a batch independently of each other, so that its calls can be divided."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,7 +22,6 @@ def differences(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
     There BatchNorm and dropout do not mix rows. Nothing is found where the model draws random numbers nevertheless.
     """
     cut = Cut(rows.stop - rows.start, 2)
-    kept = _kept_tensors(model)
     halves = [slice(rows.start + half.start, rows.start + half.stop) for half in map(cut.rows, range(2))]
     with _evaluating(model):
         try:
@@ -30,8 +29,6 @@ def differences(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
             parts = [compute(half, 0) for half in halves]
         except Exception:  # of a model that is not meant to be evaluated, or not on so few rows
             return []
-    if new := sorted(name for name, each in _kept_tensors(model).items() if each != kept.get(name)):
-        return [_KEPT.format(name=new[0])]
     if not all(map(_is_close, whole, again)) or any(each.dim() and len(each) != cut.num_rows for each in whole):
         return []
     found = {}
@@ -99,8 +96,8 @@ _SINGLE = (
     "value in the body of the loop"
 )
 _KEPT = (
-    "the model keeps what it computes in its attribute {name}, where each worker would find that of a part of the "
-    f"batch, {_IN_FULL}. Return it from forward()"
+    "the model changes its attribute {name} when it is called, where each worker would find what is of a part of the "
+    f"batch, {_IN_FULL}. Return from forward() what it computes, and count in the body of the loop"
 )
 _COUNTED = (
     "the model changes its buffer {name} by the rows that it is given, which the parts of a batch cannot do for all of "
@@ -113,13 +110,45 @@ UNCERTAIN = (
 )
 
 
-def _kept_tensors(model: nn.Module) -> dict[str, Any]:
-    """What tells which tensors the modules have as attributes, beside parameters and buffers, by the attribute."""
-    found = {}
+Saved = Mapping[nn.Module, Mapping[str, Any]]
+
+
+def save_attributes(model: nn.Module) -> Saved:
+    """Return the attributes of all modules."""
+    return {module: dict(vars(module)) for module in model.modules()}
+
+
+def restore_attributes(saved: Saved) -> None:
+    """Restore what `save_attributes` returned."""
+    for module, attributes in saved.items():
+        vars(module).update(attributes)
+        for name in vars(module).keys() - attributes.keys():
+            del vars(module)[name]
+
+
+def kept(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
+    """Look whether the model changes attributes when it is called; they are then what they were before."""
+    saved, before = save_attributes(model), _attributes(model)
+    try:
+        compute(rows, 0)
+    finally:
+        after = _attributes(model)
+        restore_attributes(saved)
+    changed = sorted(name for name, value in after.items() if value != before.get(name))
+    return [_KEPT.format(name=changed[0])] if changed else []
+
+
+def _attributes(model: nn.Module) -> dict[str, Any]:
+    """The numbers and the identities of tensors that the modules have as attributes, by the attribute."""
+    found: dict[str, Any] = {}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             tensors = value if isinstance(value, list | tuple) else [value]
-            if not name.startswith("_") and tensors and all(isinstance(each, Tensor) for each in tensors):
+            if name.startswith("_") or name == "training" or not tensors:
+                continue
+            if isinstance(value, bool | int | float):
+                found[f"{path}.{name}" if path else name] = value
+            elif all(isinstance(each, Tensor) for each in tensors):
                 found[f"{path}.{name}" if path else name] = [(id(each), each.data_ptr()) for each in tensors]
     return found
 

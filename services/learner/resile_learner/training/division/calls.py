@@ -21,7 +21,7 @@ from ..rounds import RoundResult, Rounds
 from ..seeds import mix, seed_all, seeded
 from ..slots import local_plan
 from .accumulated import AccumulatedGradients
-from .additivity import UNCERTAIN, counted, differences
+from .additivity import UNCERTAIN, counted, differences, kept, restore_attributes, save_attributes
 from .gathering import Gathering
 from .losses import Term, combined, shares, terms_of
 from .rows import (
@@ -120,7 +120,8 @@ class Division:
         self.anchor = torch.zeros((), requires_grad=True)
         """Makes PyTorch ask for gradients of a call, whatever its inputs are."""
         self._forward: Callable[..., Any] = model.forward
-        self._is_checked = False
+        self._is_used = False
+        """Whether a call was divided before."""
         self._is_in_shard = False
         model.forward = _Forward(self)
 
@@ -133,13 +134,15 @@ class Division:
             return self._forward(*args, **kwargs)
         check_rows([leaf for leaf in leaves if isinstance(leaf, Tensor)], num_samples=self.run.num_samples)
         call = Call(self, leaves, spec, cut_into(num_rows, self.run.num_shards))
-        if self.run.checks_calls and not self._is_checked:
-            self._is_checked = True
+        saved = {} if self._is_used else save_attributes(self.model)
+        if self.run.checks_calls and not self._is_used:
             call.check()
+        self._is_used = True
         try:
             outputs = _Divided.apply(call, self.anchor, *call.tensors)  # type: ignore[no-untyped-call]
         except _Undividable:
             call.undo()
+            restore_attributes(saved)
             self.run.undivided.numbers.add(self._number)
             return self._forward(*args, **kwargs)
         return call.rebuild(outputs)
@@ -308,7 +311,7 @@ class Call:
         run = self.division.run
         with seeded(self._seed):
             model = self.division.model
-            found = counted(model, compute, rows) or differences(model, compute, rows)
+            found = next(filter(None, (look(model, compute, rows) for look in (kept, counted, differences))), [])
         run.buffers.restore()
         self._mixes_rows = bool(found)
         for message in found:
