@@ -1180,7 +1180,7 @@ MUTANTS = (
         "a model with time in its first dimension trains something else",
         f"{_DIVISION}.calls",
         "            call.check()\n",
-        "",
+        "            pass\n",
     ),
     Mutant(
         "a round takes the sums of the one before that a member may still lack",
