@@ -112,6 +112,15 @@ def test_outputs_that_take_several_rounds_are_those_of_the_model(options: tuple[
     assert run("wide.py", *options, home=tmp_path).sha == sha_in(plain_output("wide.py"))
 
 
+@pytest.mark.parametrize("options", [("--workers", "3"), ("--plan", "0:1,4:3")])
+def test_workers_without_rows_of_a_call_know_that_it_is_computed_in_full(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    outcome = run("few_rows.py", *options, home=tmp_path)
+    assert outcome.sha == sha_in(plain_output("few_rows.py"))
+    assert outcome.errors.count("depends on the other samples of its batch") == 1
+
+
 def test_a_run_killed_entirely_resumes_to_the_same_bits(undisturbed: str, tmp_path: Path) -> None:
     args = ("--seconds", "0.2")
     run_until(SCRIPT, "iteration 8: checkpoint saved", "--workers", "3", home=tmp_path, args=args)

@@ -267,11 +267,6 @@ class BodyRun(BaseRun):
         assert self._open is not None
         return len(self._open.indices)
 
-    @property
-    def checks_calls(self) -> bool:
-        """Whether this worker looks at the first call of each model: one worker does, in the first iteration."""
-        return self.iteration == 0 and self.session.view.rank == 0
-
     def warn(self, message: str) -> None:
         """Tell the user, if this is the worker that does."""
         if self.session.view.rank == 0:

@@ -55,10 +55,6 @@ class Exchanging(Protocol):
     def rounds(self) -> Rounds:
         """Opens the rounds."""
 
-    @property
-    def checks_calls(self) -> bool:
-        """Whether this worker is to look whether the rows of a call are independent of each other."""
-
     def warn(self, message: str) -> None:
         """Tell the user, once."""
 
@@ -90,18 +86,19 @@ class _Shard:
 
 
 class UndividedModels:
-    """The models that every worker computes in full, as a part of the run's state."""
+    """The models that every worker computes in full, and those that were called, as a part of the run's state."""
 
     def __init__(self) -> None:
         self.numbers: set[int] = set()
+        self.called: set[int] = set()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the numbers of the models."""
-        return {"numbers": sorted(self.numbers)}
+        return {"numbers": sorted(self.numbers), "called": sorted(self.called)}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` returned."""
-        self.numbers = set(state_dict["numbers"])
+        self.numbers, self.called = set(state_dict["numbers"]), set(state_dict["called"])
 
 
 class _Undividable(Exception):
@@ -120,8 +117,6 @@ class Division:
         self.anchor = torch.zeros((), requires_grad=True)
         """Makes PyTorch ask for gradients of a call, whatever its inputs are."""
         self._forward: Callable[..., Any] = model.forward
-        self._is_used = False
-        """Whether a call was divided before."""
         self._is_in_shard = False
         model.forward = _Forward(self)
 
@@ -129,21 +124,24 @@ class Division:
         """Compute the outputs of all rows, those of other workers' shards included."""
         leaves, spec = tree_flatten((args, kwargs))
         num_rows = next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0), 0)
-        is_asked = _is_undivided.get() or self._number in self.run.undivided.numbers
+        undivided = self.run.undivided
+        is_asked = _is_undivided.get() or self._number in undivided.numbers
         if self._is_in_shard or is_asked or not torch.is_grad_enabled() or num_rows == 0:
             return self._forward(*args, **kwargs)
         check_rows([leaf for leaf in leaves if isinstance(leaf, Tensor)], num_samples=self.run.num_samples)
         call = Call(self, leaves, spec, cut_into(num_rows, self.run.num_shards))
-        saved = {} if self._is_used else save_attributes(self.model)
-        if self.run.checks_calls and not self._is_used:
-            call.check()
-        self._is_used = True
+        is_first = self._number not in undivided.called
+        saved = save_attributes(self.model) if is_first else {}
+        undivided.called.add(self._number)
         try:
+            if is_first:
+                call.check()
             outputs = _Divided.apply(call, self.anchor, *call.tensors)  # type: ignore[no-untyped-call]
-        except _Undividable:
+        except _Undividable as reason:
+            self.run.warn(str(reason))
             call.undo()
             restore_attributes(saved)
-            self.run.undivided.numbers.add(self._number)
+            undivided.numbers.add(self._number)
             return self._forward(*args, **kwargs)
         return call.rebuild(outputs)
 
@@ -203,7 +201,6 @@ class Call:
         ]
         self._outputs: TreeSpec | None = None
         self._constants: list[Any] = []
-        self._mixes_rows = False
         self._gathering = Gathering()
         self._own: dict[int, list[Any]] = {}
         self._contents: dict[int, bytes] = {}
@@ -238,8 +235,6 @@ class Call:
             shard: self._own_rows(shard) if shard in self.shards else decode(self._gathering[shard], device)[shard]
             for shard in range(self.cut.num_shards)
         }
-        if any(bool(each[-1]) for each in rows.values()):
-            raise _Undividable
         like = self._tensors_of(self.shards[min(self.shards)].outputs)
         return [self._joined(rows, number, len(like)).to(each.device) for number, each in enumerate(like)]
 
@@ -293,13 +288,15 @@ class Call:
         terms = [[Term(*each) for each in rows[shard][num_outputs + number].tolist()] for shard in rows]
         found = shares(terms, parts, [weight(self.cut, shard) for shard in rows])
         if found is None:
-            self.division.run.warn(UNCERTAIN)
-            raise _Undividable
+            raise _Undividable(UNCERTAIN)
         self._shares[number] = found
         return combined(parts, found)
 
     def check(self) -> None:
-        """Find out whether outputs of a row depend on other rows, by as many of them as a shard has; then warn."""
+        """Raise _Undividable if outputs of a row depend on other rows, by as many of them as a shard has.
+
+        All workers look at the same rows, and find the same.
+        """
         first = self.cut.rows(0)
         rows = slice(first.start, min(max(first.stop, 2), self.cut.num_rows))
         if rows.stop < 2 or self.cut.num_shards == 1:
@@ -313,9 +310,8 @@ class Call:
             model = self.division.model
             found = next(filter(None, (look(model, compute, rows) for look in (kept, counted, differences))), [])
         run.buffers.restore()
-        self._mixes_rows = bool(found)
-        for message in found:
-            run.warn(message)
+        if found:
+            raise _Undividable("; and ".join(found))
 
     def _rows(self, result: RoundResult) -> dict[int, list[Any]]:
         """Return what the headers of a round have of each shard."""
@@ -397,11 +393,10 @@ class Call:
         return [each for each in values if isinstance(each, Tensor)]
 
     def _with_terms(self, shard: int) -> list[Tensor]:
-        """Return the outputs of a shard, the terms of each (none if it has rows), and whether rows mix in it."""
+        """Return the outputs of a shard, and behind them the terms of each: none if it has rows."""
         outputs = self._tensors_of(self.shards[shard].outputs)
         terms = [[] if each.dim() else terms_of(each) for each in outputs]
-        mixes = torch.tensor(float(self._mixes_rows and shard == 0))
-        return [*outputs, *(torch.tensor(each, dtype=torch.float64).reshape(-1, 3) for each in terms), mixes]
+        return [*outputs, *(torch.tensor(each, dtype=torch.float64).reshape(-1, 3) for each in terms)]
 
     @property
     def is_differentiable(self) -> list[bool]:
