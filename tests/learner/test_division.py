@@ -21,7 +21,7 @@ from resile.training import prepare, undivided
 from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.spec import Abandoned, RoundSpec
 from resile_learner.session import SoloSession, enter_session
-from resile_learner.training.division import calls, gathering
+from resile_learner.training.division import call, gathering
 from resile_learner.training.replay import RepeatedRounds
 from resile_shared.errors import UsageError
 
@@ -65,6 +65,7 @@ def train(
     shards: int | None,
     samples: int = SAMPLES,
     session: SoloSession | None = None,
+    **options: Any,
 ) -> Trained:
     """Train a model; ``shards`` is None for the plain loop."""
 
@@ -78,7 +79,7 @@ def train(
         printed: list[float] = []
         epochs: Any = range(EPOCHS)
         if shards is not None:
-            model, optimizer, loader = prepare(model, optimizer, loader, body="batch", num_shards=shards)
+            model, optimizer, loader = prepare(model, optimizer, loader, body="batch", num_shards=shards, **options)
             epochs = loader.epochs(EPOCHS)
         for epoch in epochs:
             for number, (inputs, targets) in enumerate(loader):
@@ -900,15 +901,18 @@ def twice(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[floa
     printed += [first.item(), second.item(), model.layers[1].running_mean.sum().item()]
 
 
-@pytest.mark.parametrize("most_bytes", [None, 300])
+@pytest.mark.parametrize(("most_bytes", "is_late"), [(None, False), (300, False), (None, True)])
 def test_a_member_that_is_lost_in_any_round_is_replaced_in_it(
-    most_bytes: int | None, monkeypatch: pytest.MonkeyPatch
+    most_bytes: int | None, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where outputs take several rounds, of ``most_bytes`` each."""
+    """Also where outputs take several rounds, of ``most_bytes`` each, or are sent when they are used."""
+    if is_late:
+        monkeypatch.setattr(call, "MAX_SENT_BYTES", 0)
+        monkeypatch.setattr(call.Call, "_is_alone", False)
     if most_bytes is not None:
-        monkeypatch.setattr(calls, "MAX_BYTES", most_bytes)
+        monkeypatch.setattr(call, "MAX_BYTES", most_bytes)
         monkeypatch.setattr(gathering, "_LEAST", most_bytes)
-        monkeypatch.setattr(calls.Call, "_is_alone", False)  # or it would send nothing
+        monkeypatch.setattr(call.Call, "_is_alone", False)  # or it would send nothing
     opened: list[RepeatedRounds] = []
     make = RepeatedRounds.__init__
 
@@ -926,6 +930,121 @@ def test_a_member_that_is_lost_in_any_round_is_replaced_in_it(
             found = train(twice, Drifting, shards=SHARDS, session=Losing(round_, outcome))
             assert found.printed == undisturbed.printed
             assert all(map(torch.equal, found.parameters, undisturbed.parameters))
+
+
+class LossBeside(nn.Module):
+    """It returns its loss, and what it was computed from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = perceptron()
+
+    def forward(self, inputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        logits = self.layers(inputs)
+        return logits, F.cross_entropy(logits, targets)
+
+
+def beside(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    """The logits are used without gradients, then with them, and in an accuracy after the step."""
+    optimizer.zero_grad()
+    logits, loss = model(*batch)
+    with torch.no_grad():
+        printed.append(logits.mean().item())
+    (loss + 1e-2 * logits.square().mean()).backward()
+    optimizer.step()
+    printed += [loss.item(), (logits.argmax(1) == batch[1]).float().mean().item()]
+
+
+def unused(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    """Of the logits the shape alone is used."""
+    optimizer.zero_grad()
+    logits, loss = model(*batch)
+    loss.backward()
+    optimizer.step()
+    printed.append(logits.shape[1])
+
+
+@pytest.mark.parametrize(
+    ("body", "make"), [(everything, perceptron), (beside, LossBeside), (unused, LossBeside)], ids=lambda it: it.__name__
+)
+def test_large_outputs_are_sent_when_they_are_used(
+    body: Body, make: Callable[[], nn.Module], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent: list[int] = []
+    late = call.Call.late
+
+    def noted(self: call.Call, number: int) -> Tensor:
+        sent.append(number)
+        return late(self, number)
+
+    monkeypatch.setattr(call, "MAX_SENT_BYTES", 0)
+    monkeypatch.setattr(call.Call, "late", noted)
+    check_like_plain(body, make)
+    assert len(sent) == (0 if body is unused else 2 * EPOCHS * (SAMPLES // BATCH))
+
+
+def test_a_large_output_that_is_first_used_when_it_cannot_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        logits, loss = model(*batch)
+        loss.backward()
+        logits.argmax(1)
+
+    monkeypatch.setattr(call, "MAX_SENT_BYTES", 0)
+    with pytest.raises(UsageError, match=r"was first used after backward\(\).* Use it before backward"):
+        train(late, LossBeside, shards=SHARDS)
+
+
+class Stochastic(nn.Module):
+    """It has running statistics and random numbers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.5), nn.Linear(16, 10))
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layers(inputs)
+        return outputs
+
+
+def test_shards_that_are_computed_again_for_the_backward_pass_give_the_same_bits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    kept = train(twice_used, Stochastic, shards=SHARDS)
+    most: list[int] = []
+    compute = call.Call._compute_rows
+
+    def counted(self: call.Call, shard: int, rows: slice) -> Any:
+        most.append(len(self.shards))
+        return compute(self, shard, rows)
+
+    monkeypatch.setattr(call.Call, "_compute_rows", counted)
+    again = train(twice_used, Stochastic, shards=SHARDS, recompute=True)
+    assert kept.printed == again.printed
+    assert all(map(torch.equal, kept.parameters, again.parameters))
+    assert max(most) == 0
+
+
+def twice_used(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(batch[0]), batch[1]) + model(batch[0] + 1).square().mean()
+    loss.backward()
+    optimizer.step()
+    printed += [loss.item(), model.layers[1].running_mean.sum().item()]
+
+
+def test_an_error_for_a_lack_of_memory_says_what_takes_less() -> None:
+    class Large(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = perceptron()
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            torch.empty(1 << 60)
+            return self.layers(inputs)
+
+    with pytest.raises(RuntimeError) as raised:
+        train(usual, Large, shards=SHARDS)
+    assert "recompute=True" in raised.value.__notes__[0]
 
 
 @pytest.mark.parametrize("option", [{"accumulate": 2}, {"mode": "fast"}, {"mode": "fast", "micro_batch_size": 4}])
@@ -947,11 +1066,11 @@ class Unknown:
         (lambda logits: logits.T, r"an output of the model has the shape \(10, 4\) for 4 rows"),
         (Unknown, "an output of the model is a Unknown"),
         (lambda logits: (logits, logits.sum().item()), r"which has no mean: return numbers as tensors"),
-        (lambda logits: logits.repeat(1, 7000), r"the outputs of the model of a batch have 8 MiB, and all workers"),
+        (lambda logits: logits.repeat(1, 7000), r"an output of the model of a batch have 8 MiB, and all workers"),
     ],
 )
 def test_outputs_that_cannot_be_joined_are_named(outputs: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(calls, "MAX_OUTPUT_BYTES", 8 << 20)
+    monkeypatch.setattr(call, "MAX_OUTPUT_BYTES", 8 << 20)
 
     class Other(nn.Module):
         def __init__(self) -> None:

@@ -121,6 +121,30 @@ def test_workers_without_rows_of_a_call_know_that_it_is_computed_in_full(
     assert outcome.errors.count("depends on the other samples of its batch") == 1
 
 
+@pytest.mark.parametrize(
+    ("args", "options", "most_reads"),
+    [
+        ((), ("--workers", "3"), 450),
+        (("--readers", "1"), ("--plan", "0:1,2:3,5:2,8:4"), 650),
+        (("--uses", "images"), ("--plan", "0:1,2:3,5:2,8:4"), None),
+    ],
+)
+def test_workers_read_the_rows_of_their_shards(
+    args: tuple[str, ...], options: tuple[str, ...], most_reads: int | None, tmp_path: Path
+) -> None:
+    """Of 4 times 96 samples, and some for what workers compare at their start, or read ahead before others join."""
+    read, alone = tmp_path / "read", tmp_path / "alone"
+    read.mkdir(), alone.mkdir()
+    outcome = run("own_rows.py", *options, home=tmp_path, args=(str(read), *args))
+    assert outcome.sha == sha_in(plain_output("own_rows.py", str(alone), *args))
+    outcome.assert_every_sample_once(epochs=4)
+    num_read = sum(len(each.read_text().split()) for each in read.iterdir())
+    says = outcome.errors.count("each worker reads all samples of a batch")
+    if most_reads:
+        assert num_read <= most_reads
+    assert says == (0 if most_reads else 1)
+
+
 def test_a_run_killed_entirely_resumes_to_the_same_bits(undisturbed: str, tmp_path: Path) -> None:
     args = ("--seconds", "0.2")
     run_until(SCRIPT, "iteration 8: checkpoint saved", "--workers", "3", home=tmp_path, args=args)

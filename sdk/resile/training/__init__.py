@@ -15,7 +15,7 @@ import os
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 from resile_learner.datasets.paths import dataset
-from resile_learner.training.division.calls import undivided
+from resile_learner.training.division.division import undivided
 from resile_learner.training.elastic_loader import ElasticLoader
 from resile_learner.training.iteration import Iteration
 from resile_learner.training.loop import ElasticLoop

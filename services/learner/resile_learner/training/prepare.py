@@ -48,6 +48,7 @@ def prepare(
     mode: Mode = "same-bits",
     micro_batch_size: int | None = None,
     threads: int = 1,
+    recompute: bool = False,
     body: Body = "shard",
 ) -> tuple[Any, ...]:
     """Make an ordinary training loop elastic; returns what it was given, to be used from here on.
@@ -66,7 +67,8 @@ def prepare(
     once for each of them.
 
     With ``body="batch"`` the body of the loop runs once for each batch, alike on every worker, and only calls of the
-    model are divided: see docs/division.md. Raises UsageError for what cannot work.
+    model are divided: see docs/division.md. With ``recompute`` each shard is computed once more for its backward pass,
+    so that activations of one at a time are kept. Raises UsageError for what cannot work.
     """
     if more:
         raise UsageError(
@@ -85,6 +87,7 @@ def prepare(
         checkpoint_every=checkpoint_every,
         mode=mode,
         threads=threads,
+        recompute=recompute,
     )
     if body == "batch":
         _check_body(accumulate=accumulate, mode=mode, micro_batch_size=micro_batch_size)

@@ -45,6 +45,7 @@ class TrainingSettings:
     mode: Mode = "same-bits"
     micro_batch_size: int | None = None
     threads: int = 1
+    recompute: bool = False
     shuffle: bool = True
     drop_last: bool = False
     sampler: Sampler | None = None

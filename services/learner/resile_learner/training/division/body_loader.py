@@ -146,7 +146,7 @@ class BodyLoader:
                 self._is_fresh = False
                 self._started.begin_script()
                 self._started.begin_body()
-                yield self._iteration.data
+                yield self._iteration.samples.data
                 if self._iteration.ends_epoch or self._iteration.number + 1 == self.iterations_total:
                     break
                 self._advance()

@@ -26,7 +26,7 @@ from ..base_run import BaseRun
 from ..batch_schedule import BatchSchedule
 from ..buffers import Buffers
 from ..data.batches import Batch, BatchPlan, Indices, Position
-from ..data.fetch import Fetched, Fetcher, ShardKey
+from ..data.fetch import ShardKey
 from ..data.ledger import Ledger
 from ..data.sources import plan_batches
 from ..data.stream_reader import is_stream
@@ -41,7 +41,9 @@ from ..seeds import mix, seed_all
 from ..settings import TrainingSettings, facts_of
 from ..stragglers import Pace
 from .accumulated import AccumulatedGradients
-from .calls import Division, UndividedModels
+from .division import Division, UndividedModels
+from .reading import DatasetBatches, OwnRows, WholeBatch
+from .rows import Cut, cut_into
 from .variables import LoopVariables
 
 
@@ -65,13 +67,12 @@ def keys_from(plan: BatchPlan, position: Position) -> Iterator[ShardKey]:
 class BodyIteration:
     """One batch, and the rounds that the body of the loop has run for it."""
 
-    def __init__(self, number: int, batch: Batch, fetched: Fetched, *, num_before: int) -> None:
+    def __init__(self, number: int, batch: Batch, samples: WholeBatch | OwnRows, *, num_before: int) -> None:
         self.number = number
         self.num_before = num_before
         """How many batches of its epoch come before it."""
         self.batch = batch
-        self.data = fetched.batch
-        self.indices = fetched.indices
+        self.samples = samples
         self.num_calls = 0
         self.newest: RoundResult | None = None
         self.fetched: Indices = NO_INDICES
@@ -116,10 +117,7 @@ class BodyRun(BaseRun):
         self.num_shards = settings.num_shards or self.plan.num_shards
         self.buffers = Buffers(models)
         self._dataset = dataset
-        self._fetcher = Fetcher(
-            dataset, seed=settings.seed, collate_fn=settings.collate_fn, num_workers=settings.num_workers
-        )
-        self._batches: Iterator[Fetched] | None = None
+        self._batches = DatasetBatches(dataset, self.plan, settings, held=self._held_rows)
         self._open: BodyIteration | None = None
         self._reproducibility = Reproducibility(settings.mode)
         self._determinism: Determinism | None = None
@@ -153,7 +151,7 @@ class BodyRun(BaseRun):
             schedule=self._schedule,
         )
         each = models if isinstance(models, nn.ModuleList) else [models]
-        self._divisions = [Division(model, self, number=number) for number, model in enumerate(each)]
+        self._divisions = [Division(model, self, self.undivided, number=number) for number, model in enumerate(each)]
         total = self.plan.num_batches(Position(), epochs=settings.epochs)
         self.state.progress.iterations_total = min(total, settings.max_iterations or total)
 
@@ -176,7 +174,9 @@ class BodyRun(BaseRun):
         phases.enter("data")
         batch = self.plan.batch(self._position)
         num_before = self._position.sample // batch.batch_size
-        self._open = opened = BodyIteration(self.iteration, batch, self._fetch(), num_before=num_before)
+        self._open = opened = BodyIteration(
+            self.iteration, batch, self._batches.read(self._position), num_before=num_before
+        )
         self.buffers.begin_iteration(compares_values=False)
         self.accumulated.begin_iteration()
         self._received.open_iteration(is_in_epoch=not opened.begins_epoch)
@@ -187,18 +187,18 @@ class BodyRun(BaseRun):
             return
         if opened.newest is None:
             self._exchange_headers()
+        if (message := self._batches.close(opened.samples)) and not self.undivided.numbers:
+            self.warn(message)
         assert opened.newest is not None
         newest = replace(opened.newest, totals=replace(opened.newest.totals, indices=opened.fetched))
         self._protocol.commit_body(opened.batch, newest, loss=opened.loss)
 
-    def _fetch(self) -> Fetched:
-        """Read the next batch; readers go on through changes of membership, and end with the epoch."""
-        if self._batches is None:
-            self._batches = self._fetcher.stream(keys_from(self.plan, self._position))
-        fetched = next(self._batches)
-        if self.plan.batch(self._position).ends_epoch:
-            self._batches = None
-        return fetched
+    def _held_rows(self, num_rows: int) -> slice | None:
+        """The rows of this worker's shards in a batch, those of the first one if it has none; None if it is alone."""
+        rank, size = self.place()
+        cut = cut_into(num_rows, self.num_shards)
+        held = cut.held_by(rank, size)
+        return None if size == 1 else held if held.start < held.stop else cut.rows(0)
 
     def _no_shards(self) -> ComputedShards:
         self.rounds.open(0)
@@ -249,8 +249,8 @@ class BodyRun(BaseRun):
         if opened.newest is not None:
             return NO_INDICES
         rank, size = self.place()
-        held = ranges(len(opened.indices), size)[rank]
-        return opened.indices[held.lo : held.hi]
+        rows = cut_into(len(opened.samples), self.num_shards).held_by(rank, size)
+        return opened.samples.indices(rows) if rows.start < rows.stop else NO_INDICES
 
     def _pace(self, opened: BodyIteration) -> Pace:
         taken = self.session.phases.take_seconds(("data", "compute", "callback"))
@@ -262,10 +262,15 @@ class BodyRun(BaseRun):
         return Pace(held.hi - held.lo, data, compute, processor, callback, *self._protocol.reports.last)
 
     @property
+    def recomputes(self) -> bool:
+        """Whether shards are computed again for their backward pass."""
+        return self.settings.recompute
+
+    @property
     def num_samples(self) -> int:
         """The number of samples of the open batch."""
         assert self._open is not None
-        return len(self._open.indices)
+        return len(self._open.samples)
 
     def warn(self, message: str) -> None:
         """Tell the user, if this is the worker that does."""
@@ -276,6 +281,12 @@ class BodyRun(BaseRun):
         """Return the rank of this worker, and the number of workers."""
         view = self.session.view
         return view.rank, view.size
+
+    def sent_with_outputs(self, cut: Cut) -> OwnRows | None:
+        """See `Exchanging`: what the first call with the rows of the batch sends."""
+        assert self._open is not None
+        samples, is_first = self._open.samples, self._open.num_calls == 1
+        return samples if is_first and isinstance(samples, OwnRows) and cut.num_rows == len(samples) else None
 
     def next_seed(self) -> int:
         """Return a seed for the next call of the open iteration."""
@@ -299,7 +310,7 @@ class BodyRun(BaseRun):
         if opened.ends_epoch or opened.number + 1 == self.iterations_total:
             return
         opened.batch = opened.batch._replace(next=Position(opened.epoch + 1, 0))
-        self._batches = None
+        self._batches.restart()
         num_left = self.plan.num_batches(opened.batch.next, epochs=self.settings.epochs)
         total = opened.number + 1 + num_left
         self.state.progress.iterations_total = min(total, self.settings.max_iterations or total)

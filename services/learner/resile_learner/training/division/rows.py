@@ -10,14 +10,18 @@ from torch import Tensor
 
 from resile_shared.errors import UsageError
 
+from ...collectives.tree import ranges
 from ...state.memory import byte_view, dtype_name, dtype_named, tensor_bytes
+from .deferred import is_deferred
 
 NUM_COMPARED = 4096
 """The number of elements of a tensor that members compare."""
 MAX_BYTES = 8 << 20
 """The maximum size of all rows that one round sends in headers, whose own limit is twice that."""
+MAX_SENT_BYTES = 1 << 20
+"""The maximum size of an output that is sent to all workers before the body uses it."""
 MAX_OUTPUT_BYTES = 256 << 20
-"""The maximum size of the outputs of one call, which take several rounds."""
+"""The maximum size of an output that the body may use. It takes several rounds."""
 
 
 class Cut(NamedTuple):
@@ -34,6 +38,11 @@ class Cut(NamedTuple):
         """How many rows one shard has."""
         rows = self.rows(shard)
         return int(rows.stop - rows.start)
+
+    def held_by(self, rank: int, size: int) -> slice:
+        """The rows of the shards that ``rank`` of ``size`` workers computes."""
+        held = ranges(self.num_shards, size)[rank]
+        return slice(self.rows(held.lo).start, self.rows(held.hi).start)
 
     def is_by_rows(self, leaf: Any) -> bool:
         """Whether ``leaf`` of the inputs has a row for each row of the call."""
@@ -75,13 +84,12 @@ def check_outputs(outputs: Sequence[Any], *, num_rows: int) -> None:
             )
 
 
-def check_size(rows: Mapping[int, Sequence[Tensor | None]], cut: Cut, *, what: str, most: int) -> None:
-    """Raise UsageError if all shards together have too many bytes, judged by these: alike for any number of workers."""
-    sizes = [sum(each.nbytes for each in tensors if each is not None) for tensors in rows.values()]
-    if max(sizes, default=0) * cut.num_shards > most:
+def check_size(num_bytes: int, *, what: str, most: int) -> None:
+    """Raise UsageError if there is too much for all workers to receive."""
+    if num_bytes > most:
         raise UsageError(
-            f"{what} of a batch have {max(sizes) * cut.num_shards >> 20} MiB, and all workers would receive them: at "
-            f"most {most >> 20} MiB are possible. Compute the loss in the model, and return what is small"
+            f"{what} of a batch have {num_bytes >> 20} MiB, and all workers would receive them: at most {most >> 20} "
+            "MiB are possible. Compute the loss in the model, and return what is small"
         )
 
 
@@ -91,12 +99,17 @@ def weight(cut: Cut, shard: int) -> float:
 
 
 def quick_digest(tensors: Sequence[Tensor | None]) -> str:
-    """Return a cheap check of tensors on the CPU, by the beginning of each, to compare workers."""
+    """Return a cheap check of tensors on the CPU, by the beginning of each, to compare workers.
+
+    Of a tensor that nothing has used, which workers have read in part, the shape alone.
+    """
     crc = 0
     for tensor in tensors:
         shape = () if tensor is None else tensor.shape
         crc = crc32(repr(tuple(shape)).encode(), crc)
-        if tensor is not None and tensor.device.type == "cpu" and tensor.layout == torch.strided:
+        if tensor is None or is_deferred(tensor):
+            continue
+        if tensor.device.type == "cpu" and tensor.layout == torch.strided:
             start = tensor.detach().reshape(-1)[:NUM_COMPARED]
             crc = crc32(tensor_bytes(start.resolve_conj().resolve_neg().contiguous()), crc)
     return f"{crc:x}"

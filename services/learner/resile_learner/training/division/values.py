@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .deferred import has_rows, is_deferred
 from .frames import is_library
 from .rows import decode, encode
 
@@ -65,7 +66,7 @@ class Values:
     def _mark(self, value: Any, seen: dict[int, Any]) -> Any:
         if isinstance(value, _PLAIN):
             return type(value), value
-        if self._is_known(value) or isinstance(value, _CODE) or id(value) in seen:
+        if _is_late(value) or self._is_known(value) or isinstance(value, _CODE) or id(value) in seen:
             return None
         if isinstance(value, Tensor):
             is_small = value.nbytes <= MAX_BYTES and value.layout == torch.strided
@@ -93,6 +94,11 @@ class Values:
         return _Encoding(self._is_known).encode(value)
 
 
+def _is_late(value: object) -> bool:
+    """Whether ``value`` is an output that cannot be sent any more."""
+    return is_deferred(value) and not has_rows(value)
+
+
 class _Encoding:
     """Encodes one value, of at most `MAX_BYTES`."""
 
@@ -103,6 +109,8 @@ class _Encoding:
         """The number of each object, and the object: it is kept, or another one could get its id."""
 
     def encode(self, value: Any) -> Any:
+        if _is_late(value):
+            raise OpaqueValue
         if self._is_known(value):
             return ("known",)
         if id(value) in self._seen:

@@ -1,0 +1,180 @@
+"""Tensors whose values are obtained where they are first used, and batches of which a worker reads its own rows."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import TensorDataset, default_collate
+
+from resile_learner.training.data.batches import Indices
+from resile_learner.training.data.fetch import Fetched, Fetcher, ShardKey
+from resile_learner.training.division.deferred import Deferred, is_deferred, rows_of, values_of
+from resile_learner.training.division.reading import OwnRows
+
+VALUES = torch.arange(12.0).reshape(6, 2)
+INDICES = np.array([7, 3, 0, 9, 1, 5])
+
+
+class Known:
+    """A source whose values are known."""
+
+    has_rows = True
+    num_asked = 0
+
+    def values(self) -> Tensor:
+        self.num_asked += 1
+        return VALUES.clone()
+
+    def rows(self, rows: slice) -> Tensor:
+        return VALUES[rows].clone()
+
+
+def deferred() -> Deferred:
+    return Deferred(Known(), VALUES.shape, VALUES.dtype, VALUES.device)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        len,
+        Tensor.dim,
+        Tensor.size,
+        lambda x: x.size(0),
+        lambda x: x.shape,
+        lambda x: (x.dtype, x.device, x.ndim, x.is_cuda, x.layout),
+        Tensor.numel,
+        Tensor.is_floating_point,
+        lambda x: isinstance(x, Tensor),
+        lambda x: x.stride(),
+    ],
+)
+def test_what_is_known_of_a_tensor_needs_no_values(ask: Callable[[Tensor], Any]) -> None:
+    tensor = deferred()
+    assert ask(tensor) == ask(VALUES)
+    assert is_deferred(tensor)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda x: x + 1,
+        lambda x: 1 - x,
+        lambda x: x.view(-1, 3),
+        lambda x: x[1:3],
+        lambda x: torch.stack([x, x]),
+        lambda x: torch.cat([VALUES, x], dim=1),
+        lambda x: torch.nn.functional.linear(x, torch.ones(3, 2)),
+        lambda x: torch.ops.aten.add(x, x),
+        lambda x: torch.from_numpy(np.asarray(x) + 1),
+        lambda x: torch.tensor(x.tolist()),
+        lambda x: x.data,
+        lambda x: torch.stack(list(x)),
+        lambda x: copy.deepcopy(x),
+        lambda x: pickle.loads(pickle.dumps(x)),
+        lambda x: torch.tensor([float(x[2, 1]), x.sum().item()]),
+        lambda x: x.clone().mul_(2),
+        lambda x: torch.vmap(lambda row: row * 2)(x),
+        lambda x: torch.empty_like(x).copy_(x),
+    ],
+)
+def test_what_is_done_with_a_tensor_is_done_with_its_values(use: Callable[[Tensor], Tensor]) -> None:
+    found = use(deferred())
+    assert type(found) is Tensor
+    assert torch.equal(found, use(VALUES.clone()))
+
+
+def test_values_are_obtained_once_and_may_be_changed_in_place() -> None:
+    tensor = deferred()
+    tensor += 1
+    tensor = deferred()
+    tensor.mul_(2)
+    tensor[0] = 5
+    tensor.requires_grad_()
+    assert values_of(tensor)[0].tolist() == [5, 5]
+    assert (tensor[1:] == 2 * VALUES[1:]).all()
+    assert tensor.source.num_asked == 1  # type: ignore[attr-defined]
+    tensor.sum().backward()
+    assert torch.equal(tensor.grad, torch.ones(6, 2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "convert",
+    [
+        lambda x: x.to("cpu"),
+        lambda x: x.to(torch.float64),
+        lambda x: x.to("cpu", torch.int64, non_blocking=True),
+        lambda x: x.to(torch.ones(1, dtype=torch.float16)),
+        Tensor.half,
+        lambda x: x.long().float(),
+    ],
+)
+def test_other_types_of_values_are_deferred_as_well(convert: Callable[[Tensor], Tensor]) -> None:
+    tensor, expected = deferred(), convert(VALUES)
+    found = convert(tensor)
+    assert is_deferred(found)
+    assert is_deferred(tensor)
+    assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
+    assert torch.equal(rows_of(found, slice(2, 4)), expected[2:4])
+    assert is_deferred(found)
+    assert torch.equal(found + 0, expected)
+
+
+def test_the_name_of_a_type_is_that_of_the_tensor() -> None:
+    assert deferred().type() == "torch.FloatTensor"
+    assert repr(deferred()) == repr(VALUES)
+
+
+class Read:
+    """Reads samples, and notes which."""
+
+    def __init__(self) -> None:
+        self.indices: list[int] = []
+        generator = torch.Generator().manual_seed(0)
+        self.dataset = TensorDataset(torch.rand(10, 20_000, generator=generator), torch.arange(10))
+        self._fetcher = Fetcher(self.dataset, seed=0)
+
+    def __call__(self, indices: Indices) -> Fetched:
+        self.indices += indices.tolist()
+        return self._fetcher.read(ShardKey(0, indices))
+
+    def own(self, held: slice) -> OwnRows:
+        return OwnRows(INDICES, held, self(INDICES[held]), read=self)
+
+
+@pytest.mark.parametrize("held", [slice(0, 2), slice(2, 5), slice(4, 6), slice(0, 6)])
+def test_rows_of_a_batch_are_read_once_and_only_if_they_are_used(held: slice) -> None:
+    read = Read()
+    images, labels = default_collate([read.dataset[index] for index in INDICES])
+    batch = read.own(held)
+    assert read.indices == INDICES[held].tolist()
+    assert torch.equal(rows_of(batch.data[0], held), images[held])
+    assert batch.indices(held).tolist() == INDICES[held].tolist()
+    assert read.indices == INDICES[held].tolist()
+    assert torch.equal(batch.data[0] + 0, images)
+    assert torch.equal(batch.data[1] + 0, labels)
+    assert sorted(read.indices) == sorted(INDICES.tolist())
+    assert batch.used_bytes == images.nbytes + labels.nbytes
+
+
+def test_rows_that_another_worker_held_are_read_when_it_is_lost() -> None:
+    read = Read()
+    batch = read.own(slice(0, 2))
+    assert torch.equal(rows_of(batch.data[0], slice(3, 5)), read.dataset.tensors[0][INDICES[3:5]])
+    assert batch.indices(slice(3, 5)).tolist() == INDICES[3:5].tolist()
+    assert read.indices == [*INDICES[:2], *INDICES[3:5]]
+    assert torch.equal(batch.data[1] + 0, torch.from_numpy(INDICES))
+
+
+def test_small_tensors_that_others_send_are_not_read() -> None:
+    read = Read()
+    batch = read.own(slice(0, 2))
+    assert batch.sent == [1]
+    batch.give(1, torch.from_numpy(INDICES))
+    assert (batch.data[1] == torch.from_numpy(INDICES)).all()
+    assert read.indices == INDICES[:2].tolist()
+    assert batch.used_bytes == 0
