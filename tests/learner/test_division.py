@@ -932,6 +932,73 @@ def test_a_member_that_is_lost_in_any_round_is_replaced_in_it(
             assert all(map(torch.equal, found.parameters, undisturbed.parameters))
 
 
+def halve_gradient(parameter: Tensor) -> None:
+    assert parameter.grad is not None
+    parameter.grad *= 0.5
+
+
+class Hooked(nn.Module):
+    """Its gradients are clipped by hooks, and halved when they were added."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = perceptron()
+        for parameter in self.layers.parameters():
+            parameter.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))
+            parameter.register_post_accumulate_grad_hook(halve_gradient)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layers(inputs)
+        return outputs
+
+
+def test_hooks_of_parameters_get_the_gradients_of_the_batch() -> None:
+    check_like_plain(usual, Hooked)
+
+
+class Drawing(nn.Module):
+    """It draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = perceptron()
+        self.noise = torch.Generator()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layers(inputs + torch.randn(inputs.shape, generator=self.noise))
+        return outputs
+
+
+def test_a_model_that_draws_from_a_generator_of_its_own_is_named() -> None:
+    with pytest.raises(UsageError, match=r"the model draws from a generator of its own, model\.noise"):
+        train(usual, Drawing, shards=SHARDS)
+
+
+class DrawnSamples(TensorDataset):
+    """Its samples depend on which were read before."""
+
+    def __init__(self) -> None:
+        super().__init__(*dataset().tensors)
+        self.noise = torch.Generator()
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        inputs, target = super().__getitem__(index)
+        return inputs + torch.randn(inputs.shape, generator=self.noise), target
+
+
+def test_a_dataset_that_draws_from_a_generator_of_its_own_is_named() -> None:
+    def run() -> None:
+        enter_session(SoloSession())
+        model = perceptron()
+        loader: Any = DataLoader(DrawnSamples(), batch_size=BATCH)
+        _, _, loader = prepare(model, torch.optim.SGD(model.parameters()), loader)
+        for _ in loader.epochs(1):
+            next(iter(loader))
+
+    with pytest.raises(UsageError, match=r"the dataset \(or the collate_fn\) gives other samples when"):
+        Context().run(run)
+
+
 class LossBeside(nn.Module):
     """It returns its loss, and what it was computed from."""
 

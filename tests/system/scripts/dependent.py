@@ -13,7 +13,9 @@ import resile.training
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--mistake", default="")
-mistake = parser.parse_args().mistake
+parser.add_argument("--body", default="shard")
+args = parser.parse_args()
+mistake = args.mistake
 
 
 class Data(Dataset[tuple[Tensor, Tensor]]):
@@ -33,6 +35,11 @@ resile.training.seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 norms = [1.0]
+
+
+def own(value: Tensor | float) -> float:
+    """What differs between workers: what a worker computed by itself, or else its process."""
+    return float(value) + (os.getpid() if args.body == "batch" else 0)
 
 
 def scaled(gradient: Tensor) -> Tensor:
@@ -60,7 +67,7 @@ class Best:
 best = Best()
 schedule = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=9)
 model, optimizer, loader, schedule = resile.training.prepare(
-    model, optimizer, loader, schedule, num_shards=3, state={"best": best}
+    model, optimizer, loader, schedule, num_shards=3, state={"best": best}, body=args.body
 )
 for epoch in loader.epochs(3):
     total = 0.0
@@ -72,14 +79,14 @@ for epoch in loader.epochs(3):
         optimizer.step()
         total += loss.item()
         if loader.sync_gradients and mistake == "rate":
-            optimizer.param_groups[0]["lr"] = 0.1 * loss.item()
+            optimizer.param_groups[0]["lr"] = 0.1 * own(loss)
         if loader.sync_gradients and mistake == "stop" and loader.iteration >= 5 and not loader.is_lowest_rank:
             loader.stop()
         if loader.sync_gradients and mistake == "buffer":
-            model[1].running_mean.fill_(loss.item())
+            model[1].running_mean.fill_(own(loss))
         if mistake == "end" and loader.sync_gradients and loader.iteration == 11 and not loader.is_lowest_rank:
             model[2].bias.data.add_(1.0)
-    schedule.step(total if mistake == "schedule" else loader.loss)
+    schedule.step(own(total) if mistake == "schedule" else loader.loss)
     best.loss = min(best.loss, loader.loss)
     if mistake == "state" or (mistake == "last state" and epoch == 2):
-        best.loss = total
+        best.loss = own(total)

@@ -91,12 +91,13 @@ class Determinism:
         self._record()
 
     @contextmanager
-    def backward(self, loss: Tensor) -> Iterator[None]:
-        """Run the backward pass of ``loss`` in this context."""
+    def backward(self, *losses: Tensor) -> Iterator[None]:
+        """Run the backward pass of ``losses`` in this context."""
         self._record()
         with ExitStack() as stack:
             stack.callback(torch.set_deterministic_debug_mode, "warn")
-            for node in _fused_attention(loss) if loss.device.type != "cpu" else ():
+            on_devices = [loss for loss in losses if loss.device.type != "cpu"]
+            for node in _fused_attention(on_devices) if on_devices else ():
                 stack.callback(node.register_prehook(_raise_instead_of_warning).remove)
                 stack.callback(node.register_hook(_warn_again).remove)
             yield
@@ -138,9 +139,9 @@ def deterministic(reproducibility: Reproducibility, *, threads: int) -> Iterator
                 setting.set(value)
 
 
-def _fused_attention(loss: Tensor) -> Iterator[Node]:
-    """Find the nodes of fused attention in the graph of ``loss``."""
-    waiting = [loss.grad_fn]
+def _fused_attention(losses: Iterable[Tensor]) -> Iterator[Node]:
+    """Find the nodes of fused attention in the graph of ``losses``."""
+    waiting = [loss.grad_fn for loss in losses]
     seen: set[Node] = set()
     while waiting:
         node = waiting.pop()

@@ -1,6 +1,6 @@
 """Gradients of this worker: folded and pushed during the backward pass, and replaced by the sums afterwards."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -28,7 +28,7 @@ class Gradients:
         self._leaf: _Leaf | None = None
         self._bucket_of = {p: b for b, bucket in enumerate(self.buckets) for p in bucket.members}
         for index, parameter in enumerate(self._parameters):
-            parameter.register_post_accumulate_grad_hook(_Hook(self, index))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(GradientHook(self, index))  # type: ignore[no-untyped-call]
 
     def begin(
         self,
@@ -106,16 +106,23 @@ class Gradients:
         for parameter, view, is_used in zip(self._parameters, self._slots.sum_views, used, strict=True):
             parameter.grad = view if is_used else None
 
-    @torch.no_grad()
-    def add(self, used: Sequence[bool]) -> None:
-        """Add the summed gradients to those of the parameters, as a backward pass does. The sums stay as they are."""
-        for parameter, view, is_used in zip(self._parameters, self._slots.sum_views, used, strict=True):
-            if not is_used:
+    def add(self, used: Sequence[bool], replace: Callable[[int, Tensor], Tensor]) -> None:
+        """Add the summed gradients to those of the parameters, as a backward pass does. The sums stay as they are.
+
+        ``replace`` returns what is to be added for the gradient of the parameter with some number: that gradient, or
+        a new one.
+        """
+        for number, (parameter, view) in enumerate(zip(self._parameters, self._slots.sum_views, strict=True)):
+            if not used[number]:
                 continue
-            if parameter.grad is None:
-                parameter.grad = view.clone(memory_format=torch.preserve_format)
-            else:
-                parameter.grad.add_(view)
+            gradient = replace(number, view)
+            with torch.no_grad():
+                if parameter.grad is not None:
+                    parameter.grad.add_(gradient)
+                elif gradient is view:
+                    parameter.grad = view.clone(memory_format=torch.preserve_format)
+                else:
+                    parameter.grad = gradient
 
     def arrived(self, index: int) -> None:
         """Count the gradient of a parameter; called by its hook."""
@@ -169,13 +176,18 @@ class Gradients:
         return [_square(dense)] if self._measures_norms and dense else []
 
 
-def gradients_of(optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[Tensor]) -> list[Gradients]:
-    """The gradients that each optimizer steps with: with a single one, those of all trainable parameters."""
+def check_shapes(parameters: Iterable[Tensor]) -> None:
+    """Raise UsageError for parameters of lazy modules, which have no shape yet."""
     if any(is_lazy(parameter) for parameter in parameters):
         raise UsageError(
             "the model has parameters without a shape (of nn.LazyLinear or another lazy module): compute one batch "
             "with it before the training call, as in `model(dataset[0][0][None])`, and then make the optimizer"
         )
+
+
+def gradients_of(optimizers: Sequence[torch.optim.Optimizer], parameters: Sequence[Tensor]) -> list[Gradients]:
+    """The gradients that each optimizer steps with: with a single one, those of all trainable parameters."""
+    check_shapes(parameters)
     if len(optimizers) == 1:
         return [Gradients([parameter for parameter in parameters if parameter.requires_grad])]
     order = {id(parameter): index for index, parameter in enumerate(parameters)}
@@ -201,14 +213,15 @@ class _Leaf:
     """The squared norms of the gradients of the buckets so far, if norms are measured."""
 
 
-class _Hook:
-    """A gradient hook. It holds no graph and lives as long as its parameter."""
+class GradientHook:
+    """Notices that a parameter has its gradient. It holds no graph and lives as long as its parameter."""
 
     def __init__(self, gradients: Gradients, index: int) -> None:
         self._gradients = gradients
         self._index = index
 
     def __call__(self, parameter: Tensor) -> None:
+        """Count the gradient of ``parameter``."""
         self._gradients.arrived(self._index)
 
 

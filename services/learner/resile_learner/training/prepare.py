@@ -49,7 +49,7 @@ def prepare(
     micro_batch_size: int | None = None,
     threads: int = 1,
     recompute: bool = False,
-    body: Body = "shard",
+    body: Body | None = None,
 ) -> tuple[Any, ...]:
     """Make an ordinary training loop elastic; returns what it was given, to be used from here on.
 
@@ -89,7 +89,8 @@ def prepare(
         threads=threads,
         recompute=recompute,
     )
-    if body == "batch":
+    of_shards = [accumulate is not None, mode == "fast", micro_batch_size is not None]
+    if body == "batch" or (body is None and not any(of_shards)):
         _check_body(accumulate=accumulate, mode=mode, micro_batch_size=micro_batch_size)
         _check_optimizers(optimizers)
         whole = BodyLoader(models, optimizers, loader, settings, grad_scaler=grad_scaler)

@@ -262,7 +262,7 @@ class Run(BaseRun):
 
     def state_facts(self) -> Facts:
         """What must be equal on all members beside the parameters: the parts of the script's own state."""
-        return self._watch.state_facts()
+        return self._watch.compared.parts()
 
     def _open_schedule(self) -> BatchSchedule:
         batch_range = self.settings.batch_range

@@ -52,11 +52,18 @@ class StreamShards:
         position: Callable[[], Position],
         is_fast: bool,
         micro_batch_size: int | None = None,
+        keeps_lone_sample: bool = False,
     ) -> None:
         length = len(stream) if hasattr(stream, "__len__") else None
         shards = default_num_shards(batch_size) if num_shards is None else num_shards
         self.plan: BatchPlan = StreamPlan(
-            length or batch_size, batch_size, shards, seed, shuffle=False, micro_batch_size=micro_batch_size
+            length or batch_size,
+            batch_size,
+            shards,
+            seed,
+            shuffle=False,
+            micro_batch_size=micro_batch_size,
+            keeps_lone_sample=keeps_lone_sample,
         )
         self._name = type(stream).__name__
         self._reader = StreamReader(stream, seed=seed)
@@ -126,7 +133,7 @@ class StreamShards:
         if self._next != position:
             self._seek(position)
         size, samples = self.plan.batch_size, self._ahead
-        margin = min(2, size)
+        margin = 1 if self.plan.keeps_lone_sample else min(2, size)
         self._fill(samples, size)
         state = self._reader.state()
         self._fill(samples, size + margin)

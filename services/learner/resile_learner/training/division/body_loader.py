@@ -17,6 +17,7 @@ from ..backward import observed_backward
 from ..data.batches import Position
 from ..data.data_loader import read_loader
 from ..data.fetch import Fetcher
+from ..data.stream_reader import is_stream
 from ..leaving import Departure
 from ..reports import Result
 from ..seeds import mix, seed_all, seeded
@@ -46,7 +47,7 @@ class BodyLoader:
         self._optimizers = optimizers
         self._grad_scaler = grad_scaler
         self._settings = replace(read.applied_to(settings), batch_size=read.batch_size or 1)
-        self._plan = plan_bodies(read.dataset, self._settings)
+        self._plan = None if is_stream(read.dataset) else plan_bodies(read.dataset, self._settings)
         known = [model, *optimizers, *settings.state.values(), self]
         self._variables = LoopVariables(known, lambda message: self._started.warn(message))
         self._departure = Departure(
@@ -131,6 +132,11 @@ class BodyLoader:
 
     def _read_through(self) -> Iterator[Any]:
         """The batches of the loader once more, in the order of the epoch under way, or else in that of the first."""
+        if self._plan is None:
+            raise UsageError(
+                "the prepared loader of a stream was used a second time in an epoch, or after training: make another "
+                "DataLoader to evaluate"
+            )
         fetcher = Fetcher(self.dataset, seed=self._settings.seed, collate_fn=self._settings.collate_fn)
         epoch = 0 if self._iteration is None else self._iteration.epoch
         for key in keys_from(self._plan, Position(epoch, 0)):
@@ -153,7 +159,9 @@ class BodyLoader:
         seed_all(mix(self._settings.seed, "epoch", epoch))
 
     def __len__(self) -> int:
-        """The number of batches of an epoch."""
+        """The number of batches of an epoch. Raises TypeError for a stream."""
+        if self._plan is None:
+            raise TypeError("the loader of a stream has no length")
         return self._plan.per_epoch
 
     @property

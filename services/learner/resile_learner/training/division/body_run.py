@@ -6,32 +6,32 @@ lost in one of them is replaced within it: the others compute its shards. Member
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from resile_shared.errors import ResileError, UsageError
+from resile_shared.errors import ResileError
 
 from ...checkpoint.checkpointer import Checkpointer
 from ...collectives.tree import ranges
 from ...messages import Ready, Warned
-from ...session import Session, current_session
+from ...session import Session, View, current_session
 from ...state.facts import Facts
 from ...state.run import RunState, Stateful
 from ..attributes import ScriptAttributes
 from ..base_run import BaseRun
 from ..batch_schedule import BatchSchedule
 from ..buffers import Buffers
-from ..data.batches import Batch, BatchPlan, Indices, Position
+from ..data.batches import Batch, BatchPlan, Indices, Position, default_num_shards
 from ..data.fetch import ShardKey
-from ..data.ledger import Ledger
 from ..data.sources import plan_batches
 from ..data.stream_reader import is_stream
 from ..determinism import Determinism, Reproducibility, deterministic
 from ..digest import RollingDigest
+from ..gradients import check_shapes
 from ..header import NO_INDICES, ComputedShards, RoundHeader
 from ..protocol import TrainingProtocol
 from ..received import ReceivedState
@@ -40,17 +40,19 @@ from ..rounds import RoundResult
 from ..seeds import mix, seed_all
 from ..settings import TrainingSettings, facts_of
 from ..stragglers import Pace
+from ..torch_settings import check_unchanged, script_settings
+from ..watch.compared_state import ComparedState
+from ..watch.own_generators import OwnGenerators
+from ..watch.repeatability import NewMembers, ShardFingerprint, is_compared_in_epoch, is_compared_iteration
 from .accumulated import AccumulatedGradients
 from .division import Division, UndividedModels
-from .reading import DatasetBatches, OwnRows, WholeBatch
+from .reading import DatasetBatches, OwnRows, StreamBatches, WholeBatch
 from .rows import Cut, cut_into
 from .variables import LoopVariables
 
 
 def plan_bodies(dataset: Any, settings: TrainingSettings) -> BatchPlan:
     """Plan the batches of an epoch as the loader of a plain loop has them. Raises UsageError."""
-    if is_stream(dataset):
-        raise UsageError('prepare(..., body="batch") was given a loader of a stream, which it cannot have yet')
     num_shards = settings.num_shards and min(settings.num_shards, settings.batch_size)  # calls may have more rows
     return replace(plan_batches(dataset, replace(settings, num_shards=num_shards)), keeps_lone_sample=True)
 
@@ -77,6 +79,10 @@ class BodyIteration:
         self.newest: RoundResult | None = None
         self.fetched: Indices = NO_INDICES
         """What all members have fetched for it."""
+        self.is_compared = False
+        """Whether this worker computes the first shard of the first call, beside its own, to be compared."""
+        self.first: tuple[View, list[bool], list[ShardFingerprint | None]] | None = None
+        """Of its first round: the members, which of them are new, and what each computed to be compared."""
         self.loss: float | None = None
         self.seconds = [0.0, 0.0, 0.0]
         """In data, compute and callback."""
@@ -113,19 +119,35 @@ class BodyRun(BaseRun):
         self.model = models
         self.settings = settings
         self.session: Session = current_session()
-        self.plan = plan_bodies(dataset, settings)
-        self.num_shards = settings.num_shards or self.plan.num_shards
         self.buffers = Buffers(models)
         self._dataset = dataset
-        self._batches = DatasetBatches(dataset, self.plan, settings, held=self._held_rows)
+        self._batches: DatasetBatches | StreamBatches
+        if is_stream(dataset):
+            self._batches = StreamBatches(dataset, settings, position=lambda: self._position)
+            self.num_shards = settings.num_shards or default_num_shards(settings.batch_size)
+        else:
+            self._batches = DatasetBatches(dataset, plan_bodies(dataset, settings), settings, held=self._held_rows)
+            self.num_shards = settings.num_shards or self.plan.num_shards
         self._open: BodyIteration | None = None
         self._reproducibility = Reproducibility(settings.mode)
         self._determinism: Determinism | None = None
-        self._schedule = BatchSchedule(self.plan.batch_size, None, replayed=self.session.batches, has_fixed_length=True)
+        self._schedule = BatchSchedule(
+            self.plan.batch_size,
+            None,
+            replayed=self.session.batches,
+            has_fixed_length=self._batches.has_known_length,
+        )
+        check_shapes(models.parameters())
         self._digest = RollingDigest(list(models.parameters()))
         self.accumulated = AccumulatedGradients([each for each in models.parameters() if each.requires_grad])
-        self._ledger = Ledger(len(dataset), self.plan.order)
+        self._ledger = self._batches.ledger()
         self.undivided = UndividedModels()
+        self._new_members = NewMembers()
+        self._generators = OwnGenerators(models, settings.state, drawer="the model")
+        self._compared = ComparedState(models, optimizers, settings.state, mode=settings.mode)
+        self._last_members: tuple[int, ...] = ()
+        """The members of the newest iteration that was committed on this worker."""
+        self._torch_settings: dict[str, str] = {}
         self._attributes = ScriptAttributes(models, optimizers)
         self._variables = variables
         self._received = ReceivedState(
@@ -152,8 +174,7 @@ class BodyRun(BaseRun):
         )
         each = models if isinstance(models, nn.ModuleList) else [models]
         self._divisions = [Division(model, self, self.undivided, number=number) for number, model in enumerate(each)]
-        total = self.plan.num_batches(Position(), epochs=settings.epochs)
-        self.state.progress.iterations_total = min(total, settings.max_iterations or total)
+        self._count_iterations(0, Position())
 
     def iterations(self) -> Generator[BodyIteration, None, None]:
         """Take part in the run to its end: yield each iteration, which is committed when the next one is asked for."""
@@ -163,6 +184,7 @@ class BodyRun(BaseRun):
             for division in self._divisions:
                 stack.callback(division.close)
             self.state.facts = self._facts()
+            self._torch_settings = script_settings()
             try:
                 yield from self._protocol.run(self._ready(), self._iterate)
             except ResileError as error:
@@ -172,12 +194,15 @@ class BodyRun(BaseRun):
     def _iterate(self) -> Iterator[BodyIteration]:
         phases = self.session.phases
         phases.enter("data")
-        batch = self.plan.batch(self._position)
-        num_before = self._position.sample // batch.batch_size
-        self._open = opened = BodyIteration(
-            self.iteration, batch, self._batches.read(self._position), num_before=num_before
-        )
-        self.buffers.begin_iteration(compares_values=False)
+        num_before = self._position.sample // self.plan.batch_size
+        batch, samples = self._batches.read(self._position)
+        if not self._batches.has_known_length:
+            self._count_iterations(self.iteration, self._position)
+        self._open = opened = BodyIteration(self.iteration, batch, samples, num_before=num_before)
+        opened.is_compared = self._is_comparison_due or self._new_members.takes_part(self.session.view)
+        check_unchanged(self._torch_settings)
+        is_due = self._is_comparison_due
+        self.buffers.begin_iteration(compares_values=is_due or self.session.view.workers != self._last_members)
         self.accumulated.begin_iteration()
         self._received.open_iteration(is_in_epoch=not opened.begins_epoch)
         phases.enter("callback")
@@ -187,6 +212,9 @@ class BodyRun(BaseRun):
             return
         if opened.newest is None:
             self._exchange_headers()
+        if opened.first is not None:
+            self._new_members.on_round(*opened.first)
+        self._last_members = self.session.view.workers
         if (message := self._batches.close(opened.samples)) and not self.undivided.numbers:
             self.warn(message)
         assert opened.newest is not None
@@ -227,21 +255,38 @@ class BodyRun(BaseRun):
             computed = compute()
             self._attributes.open()
             phases.enter("waiting")
-            return computed._replace(pace=self._pace(opened), indices=self._own_indices(opened))
+            return computed._replace(
+                pace=self._pace(opened),
+                indices=self._own_indices(opened),
+                operations=self._reproducibility.operations,
+            )
 
+        is_first = opened.newest is None
         result = self.rounds.exchange(
-            with_pace, lambda: self._header(facts()), next_iteration=self.iteration + 1, holds=True
+            with_pace,
+            lambda: self._header({**facts(), **(self._first_facts() if is_first else {})}, is_first=is_first),
+            next_iteration=self.iteration + 1,
+            holds=True,
         )
-        if opened.newest is None:
+        if is_first:
             opened.fetched = result.totals.indices
+            if result.tag.generation == self.session.view.generation:  # else others have completed the round
+                are_new = [header.is_new for header in result.headers]
+                opened.first = self.session.view, are_new, [header.computed.first_shard for header in result.headers]
         opened.newest = result
         self._reproducibility.agree(result.totals.operations)
         self._protocol.on_call(result)
         phases.enter("callback")
         return result
 
-    def _header(self, facts: Facts) -> RoundHeader:
-        header = self._protocol.header(next_iteration=self.iteration + 1, facts=facts)
+    def _first_facts(self) -> Facts:
+        """What is compared in the first round of an iteration, but for those of its call."""
+        with_parts = self._position.sample == 0 or is_compared_iteration(self.iteration)
+        return self._batches.facts() | self._compared.facts(self.buffers, self.iteration, with_parts=with_parts)
+
+    def _header(self, facts: Facts, *, is_first: bool) -> RoundHeader:
+        is_new = is_first and self._new_members.is_new
+        header = self._protocol.header(next_iteration=self.iteration + 1, facts=facts, is_new=is_new)
         return replace(header, asks_for_boundary=self.session.has_change(self.iteration + 1))
 
     def _own_indices(self, opened: BodyIteration) -> Indices:
@@ -260,6 +305,11 @@ class BodyRun(BaseRun):
         data, compute, callback = opened.seconds
         processor = time.process_time() - opened.processor
         return Pace(held.hi - held.lo, data, compute, processor, callback, *self._protocol.reports.last)
+
+    @property
+    def plan(self) -> BatchPlan:
+        """The batches of an epoch."""
+        return self._batches.plan
 
     @property
     def recomputes(self) -> bool:
@@ -298,10 +348,28 @@ class BodyRun(BaseRun):
         """End the run before the open iteration, of which the script has seen nothing, on all workers alike."""
         self.state.progress.iterations_total = self.iteration
 
-    def begin_shard(self) -> None:
-        """Set what determines the bits of a shard."""
+    @property
+    def compares_first_shard(self) -> bool:
+        """See `Exchanging`."""
+        assert self._open is not None
+        return self._open.is_compared and self._open.num_calls == 1
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """See `Exchanging`."""
         assert self._determinism is not None
+        assert self._open is not None
         self._determinism.apply()
+        if self._open.is_compared:
+            self._generators.begin()
+        yield
+        if self._open.is_compared:
+            self._generators.check()
+
+    def computing_gradients(self, outputs: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """See `Exchanging`."""
+        assert self._determinism is not None
+        return self._determinism.backward(*outputs)
 
     def end_epoch(self) -> None:
         """The script has ended its loop over the batches of an epoch: the others of that epoch are left out."""
@@ -311,8 +379,17 @@ class BodyRun(BaseRun):
             return
         opened.batch = opened.batch._replace(next=Position(opened.epoch + 1, 0))
         self._batches.restart()
-        num_left = self.plan.num_batches(opened.batch.next, epochs=self.settings.epochs)
-        total = opened.number + 1 + num_left
+        self._count_iterations(opened.number + 1, opened.batch.next)
+
+    @property
+    def _is_comparison_due(self) -> bool:
+        """Whether all workers compare what they compute in the next iteration, which is rare."""
+        starts = self._position.sample == 0 and is_compared_in_epoch(self._position.epoch)
+        return starts or is_compared_iteration(self.iteration)
+
+    def _count_iterations(self, iteration: int, position: Position) -> None:
+        """Find out how many iterations there will be, if ``iteration`` begins at ``position``."""
+        total = iteration + self.plan.num_batches(position, epochs=self.settings.epochs)
         self.state.progress.iterations_total = min(total, self.settings.max_iterations or total)
 
     def begin_script(self) -> None:
@@ -337,8 +414,8 @@ class BodyRun(BaseRun):
         """The next call is divided among other workers."""
 
     def state_facts(self) -> Facts:
-        """Nothing beside the parameters is compared yet."""
-        return {}
+        """The parts of the script's state."""
+        return self._compared.parts()
 
     def _on_load(self) -> None:
         self.buffers.adopt()
@@ -351,6 +428,7 @@ class BodyRun(BaseRun):
         named = {f"optimizer {number}" if number else "optimizer": each for number, each in enumerate(optimizers)}
         return {
             **named,
+            **self._batches.parts,
             "ledger": self._ledger,
             "reproducibility": self._reproducibility,
             "batches": self._schedule,
@@ -386,6 +464,6 @@ class BodyRun(BaseRun):
             epochs=self.settings.epochs,
             samples=self.plan.num_samples,
             bits=self.reproducibility,
-            has_fixed_length=True,
+            has_fixed_length=self._schedule.has_fixed_length,
             micro_batch_size=None,
         )

@@ -1,7 +1,7 @@
 """One call of a divided model: what its shards compute, forward and backward, on whichever worker holds them."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, NamedTuple, Protocol
@@ -15,15 +15,18 @@ from resile_shared.errors import UsageError
 from ...collectives.tree import Interval, ranges
 from ...state.facts import Facts
 from ..buffers import Buffers
+from ..digest import content_digest
 from ..gradients import Gradients
 from ..header import ComputedShards, PartialSums, fold_leaves
 from ..rounds import RoundResult, Rounds
 from ..seeds import mix, seed_all, seeded
 from ..slots import local_plan
+from ..watch.repeatability import ShardFingerprint
 from .accumulated import AccumulatedGradients
 from .additivity import UNCERTAIN, counted, differences, kept
 from .deferred import Deferred, is_deferred, rows_of, values_of
 from .gathering import ShardTensors
+from .hooks import ParameterHooks
 from .losses import Term, combined, shares, terms_of
 from .reading import OwnRows
 from .rows import (
@@ -84,8 +87,15 @@ class Exchanging(Protocol):
     def sent_with_outputs(self, cut: Cut) -> OwnRows | None:
         """Return the batch whose small tensors are sent with the outputs of the call that was just given a seed."""
 
-    def begin_shard(self) -> None:
-        """Set what determines the bits of a shard."""
+    @property
+    def compares_first_shard(self) -> bool:
+        """Whether this worker computes the first shard of the call that was just given a seed, to be compared."""
+
+    def computing(self) -> AbstractContextManager[None]:
+        """A shard is computed in this context. Raises NotRepeatable."""
+
+    def computing_gradients(self, outputs: Sequence[Tensor]) -> AbstractContextManager[None]:
+        """The backward pass of ``outputs`` runs in this context."""
 
 
 class Undividable(Exception):
@@ -151,6 +161,8 @@ class Call:
         self._seed = run.next_seed()
         self._batch = run.sent_with_outputs(self.cut)
         """The batch of which small tensors are sent with the outputs, if any."""
+        self._compares = run.compares_first_shard
+        self._first_shard: ShardFingerprint | None = None
         self._buffers_before = run.buffers.committed()
         self._autocast = [
             (device, torch.get_autocast_dtype(device))
@@ -329,18 +341,23 @@ class Call:
         for step, shard in zip(plan.steps, range(*held), strict=True):
             self._compute_first(shard)
             deltas[shard] = run.buffers.collect(weight=weight(self.cut, shard), first=shard == 0, step=step)
-        if not deltas:
-            self._compute_first(0)  # to know the structure of the outputs
+            self._sent.own(shard)
+            if run.recomputes:
+                del self.shards[shard]
+        if 0 not in deltas and (self._compares or not deltas):
+            self._compute_first(0)  # to be compared, or to know the structure of the outputs
+            del self.shards[0]
         for number in range(len(run.buffers.sums)):
             opened.exchange.push(number)
         partials = [fold_leaves(piece, lambda leaf: PartialSums({}, deltas[leaf])) for piece in plan.pieces]
-        return ComputedShards(partials, rows=self._sent.pieces(deltas, at_most=self._at_most()))
+        rows = self._sent.pieces(deltas, at_most=self._at_most())
+        return ComputedShards(partials, first_shard=self._first_shard, rows=rows)
 
     def _compute_first(self, shard: int) -> None:
-        self.shards[shard] = self._compute_shard(shard)
-        self._sent.own(shard)
-        if self._run.recomputes:
-            del self.shards[shard]
+        self.shards[shard] = computed = self._compute_shard(shard)
+        if self._compares and shard == 0:
+            inputs, outputs = _tensors(computed.inputs), _tensors(computed.outputs)
+            self._first_shard = ShardFingerprint(content_digest(inputs), content_digest(outputs))
 
     def _computed(self, shard: int) -> _Shard:
         """Return a shard with its graph, computed again if another worker held it, or if the graph is gone."""
@@ -376,11 +393,11 @@ class Call:
         """Return the outputs of ``rows``, computed as ``shard``, and their inputs."""
         run = self._run
         run.buffers.restore()
-        run.begin_shard()
-        seed_all(mix(self._seed, shard))
         inputs = [self._part(leaf, rows) for leaf in self.leaves]
         args, kwargs = tree_unflatten(inputs, self.spec)
+        seed_all(mix(self._seed, shard))
         with ExitStack() as stack:
+            stack.enter_context(run.computing())
             stack.enter_context(explained_memory())
             for device, dtype in self._autocast:
                 stack.enter_context(torch.autocast(device, dtype=dtype))
@@ -411,10 +428,11 @@ class Call:
             )
         division = self.division
         sent, late, self._late_gradients = iter(gradients), self._late_gradients, {}
+        hooks = ParameterHooks(division.parameters)
         of_outputs = [late.get(number) if each.is_late else next(sent) for number, each in enumerate(self._outputs)]
         before = [parameter.grad for parameter in division.parameters]
         try:
-            with seeded(self._seed):
+            with seeded(self._seed), hooks.suspended():
                 result = self._run.exchange(
                     lambda: self._compute_backward(of_outputs),
                     lambda: {"output_gradients": quick_digest(of_outputs)},
@@ -424,7 +442,8 @@ class Call:
             for parameter, gradient in zip(division.parameters, before, strict=True):
                 parameter.grad = gradient
         self._run.accumulated.on_backward()
-        division.gradients.add(result.totals.used)
+        division.gradients.add(result.totals.used, hooks.replaced)
+        hooks.follow(result.totals.used)
         self._state = ()
         return self._input_gradients(result)
 
@@ -465,7 +484,7 @@ class Call:
                 given.append((output, gradient[self.cut.rows(shard)] if output.dim() else gradient * share))
         if given:
             outputs, of_outputs = zip(*given, strict=True)
-            with explained_memory():
+            with self._run.computing_gradients(outputs), explained_memory():
                 torch.autograd.backward(outputs, of_outputs)
         return [each.grad for each in _tensors(computed.inputs)]
 

@@ -5,7 +5,8 @@ outside of divided calls first uses it, and from then on it reads whole batches.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -14,14 +15,23 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 from torch.utils.data import default_collate
 
-from ..data.batches import BatchPlan, Indices, Position
+from ...session import View
+from ...state.facts import Facts
+from ...state.run import Stateful
+from ..data.batches import Batch, BatchPlan, Indices, Position
 from ..data.fetch import Fetched, Fetcher, ShardKey
+from ..data.ledger import Ledger
+from ..data.sources import check_stream
+from ..data.stream_shards import StreamShards
 from ..seeds import seeded
 from ..settings import TrainingSettings
+from ..watch.repeatability import read_twice
 from .deferred import Deferred
 
 MAX_SENT_BYTES = 1 << 16
 """Tensors of a batch of at most that many bytes, such as labels, are sent to the workers that have not read them."""
+NUM_CHECKED = 4
+"""The number of samples that each worker reads twice at its start, to see whether they are the same."""
 LARGE_BYTES = 1 << 20
 """A batch of that size is worth a line if every worker reads all of it."""
 
@@ -130,7 +140,7 @@ class _Leaf:
 
 
 class DatasetBatches:
-    """Reads the batches of ``plan``.
+    """Reads the batches of a map-style dataset, as ``plan`` has them.
 
     ``held`` returns the rows of this worker's shards in a batch of some length, None if it has no other worker beside
     it. Only batches of PyTorch's own collate function are known to be by rows: another one may look at all samples.
@@ -139,7 +149,8 @@ class DatasetBatches:
     def __init__(
         self, dataset: Any, plan: BatchPlan, settings: TrainingSettings, *, held: Callable[[int], slice | None]
     ) -> None:
-        self._plan = plan
+        self.plan = plan
+        self._num_samples = len(dataset)
         self._fetcher = Fetcher(
             dataset, seed=settings.seed, collate_fn=settings.collate_fn, num_workers=settings.num_workers
         )
@@ -148,10 +159,27 @@ class DatasetBatches:
         self._upcoming: deque[slice] = deque()
         """The rows of the batches that are being read ahead."""
         self._reads_whole = settings.collate_fn is not default_collate
+        self._is_checked = False
 
-    def read(self, position: Position) -> WholeBatch | OwnRows:
+    has_known_length = True
+    parts: Mapping[str, Stateful] = MappingProxyType({})
+    """Nothing belongs to the state of the run: the position determines what is read."""
+
+    def ledger(self) -> Ledger:
+        """A ledger for the samples of the dataset."""
+        return Ledger(self._num_samples, self.plan.order)
+
+    def facts(self) -> Facts:
+        """Nothing to compare: the settings determine what a batch contains."""
+        return {}
+
+    def read(self, position: Position) -> tuple[Batch, WholeBatch | OwnRows]:
         """Read the next batch; readers go on through changes of membership, and end with the epoch."""
-        batch = self._plan.batch(position)
+        batch = self.plan.batch(position)
+        if not self._is_checked:
+            self._is_checked = True
+            few = ShardKey(batch.epoch, batch.indices[:NUM_CHECKED])
+            read_twice(lambda: self._fetcher.read(few))
         if self._stream is None:
             self._stream = self._fetcher.stream(self._keys(position))
         fetched, rows = next(self._stream), self._upcoming.popleft()
@@ -163,11 +191,11 @@ class DatasetBatches:
                 return self._fetcher.read(ShardKey(batch.epoch, indices))
 
         if self._held(len(batch.indices)) is not None and _is_by_rows(fetched):
-            return OwnRows(batch.indices, rows, fetched, read=read)
+            return batch, OwnRows(batch.indices, rows, fetched, read=read)
         if len(fetched.indices) == len(batch.indices):
-            return WholeBatch(fetched)
+            return batch, WholeBatch(fetched)
         self._reads_whole = True
-        return WholeBatch(read(batch.indices))
+        return batch, WholeBatch(read(batch.indices))
 
     def restart(self) -> None:
         """The next batch is another one than the one that follows: what was read ahead is discarded."""
@@ -190,11 +218,63 @@ class DatasetBatches:
     def _keys(self, position: Position) -> Iterator[ShardKey]:
         epoch = position.epoch
         while position.epoch == epoch:
-            batch = self._plan.batch(position)
+            batch = self.plan.batch(position)
             rows = None if self._reads_whole else self._held(len(batch.indices))
             self._upcoming.append(rows or slice(0, len(batch.indices)))
             yield ShardKey(epoch, batch.indices[self._upcoming[-1]])
             position = batch.next
+
+
+class StreamBatches:
+    """Reads the batches of a stream, whole: every worker reads each sample."""
+
+    has_known_length = False
+
+    def __init__(self, stream: Any, settings: TrainingSettings, *, position: Callable[[], Position]) -> None:
+        check_stream(drop_last=settings.drop_last, num_workers=settings.num_workers)
+        self._shards = StreamShards(
+            stream,
+            batch_size=settings.batch_size,
+            num_shards=1,
+            seed=settings.seed,
+            collate_fn=settings.collate_fn,
+            position=position,
+            is_fast=False,
+            keeps_lone_sample=True,
+        )
+
+    @property
+    def plan(self) -> BatchPlan:
+        """The batches of an epoch, whose number is an estimate until one has ended."""
+        return self._shards.plan
+
+    @property
+    def parts(self) -> Mapping[str, Stateful]:
+        """What belongs to the state of the run."""
+        return self._shards.parts
+
+    def ledger(self) -> Ledger:
+        """A ledger for the samples of the stream, by their numbers in the epoch."""
+        return self._shards.ledger()
+
+    def facts(self) -> Facts:
+        """Facts of the batch that was read last, which must be equal on all workers."""
+        return self._shards.facts_of_batch()
+
+    def read(self, position: Position) -> tuple[Batch, WholeBatch | OwnRows]:
+        """Read the next batch."""
+        batch = self._shards.batch(position, _ALONE)
+        return batch, WholeBatch(self._shards.read_again(batch, 0))
+
+    def restart(self) -> None:
+        """The next batch is another one than the one that follows."""
+
+    def close(self, batch: WholeBatch | OwnRows) -> str:
+        """There is nothing to tell the user."""
+        return ""
+
+
+_ALONE = View(generation=0, workers=(0,), me=0)
 
 
 def _is_by_rows(fetched: Fetched) -> bool:

@@ -1,17 +1,16 @@
 """Refuses what the body of a loop does in a batch and a worker with other shards would do differently."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
+from torch import nn
 
 from resile_shared.errors import UsageError
 
 from ..digest import bits_of
 from .carried_state import CarriedStateWatch
+from .compared_state import ComparedState, summed
 from .own_generators import OwnGenerators
 
 _OBSERVED_ITERATIONS = 3
@@ -22,13 +21,14 @@ class BodyWatch:
     """Refuses a body that depends on which batches a worker computes. Raises UsageError.
 
     Such a body changes in a batch what may change once an iteration, draws from a generator of its own, or carries
-    state from batch to batch. ``state`` are the script's own parts of the run's state.
+    state from batch to batch. ``state`` are the script's own parts of the run's state, and ``compared`` is what all
+    workers have alike.
     """
 
-    def __init__(self, model: nn.Module, optimizers: Sequence[torch.optim.Optimizer], state: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, state: Mapping[str, Any], compared: ComparedState) -> None:
         models = list(model) if isinstance(model, nn.ModuleList) else [model]
         self._model = model
-        self._optimizers = optimizers
+        self._compared = compared
         self._state = state
         self._generators = OwnGenerators(model, state)
         self._carried = CarriedStateWatch(models)
@@ -51,7 +51,7 @@ class BodyWatch:
                 stack.enter_context(self._carried.watch())
             if self._is_compared:
                 self._generators.begin()
-            options = self.options()
+            options = self._compared.options()
             sums = None if is_last or not self._is_compared else self._sums()
             parameters = {} if sums is None else self._parameters()
             yield
@@ -71,25 +71,8 @@ class BodyWatch:
         if self._is_compared and not ends_epoch:
             self._generators.check_update()
 
-    def options(self) -> list[dict[str, Any]]:
-        """Learning rates and all other options of the optimizers' groups, as plain values."""
-        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
-        return [
-            {
-                name: value.tolist() if isinstance(value, Tensor) else value
-                for name, value in group.items()
-                if name != "params"
-            }
-            for group in groups
-        ]
-
-    def schedules(self) -> list[object]:
-        """The states of the learning-rate schedules, as plain values."""
-        states = [list(_summed(part.state_dict())) for part in self._state.values() if isinstance(part, LRScheduler)]
-        return [float(value) if isinstance(value, float) else value for state in states for value in state]
-
     def _check_options(self, before: list[dict[str, Any]]) -> None:
-        for group, earlier in zip(self.options(), before, strict=False):
+        for group, earlier in zip(self._compared.options(), before, strict=False):
             for name in group:
                 if group[name] != earlier.get(name):
                     raise UsageError(
@@ -112,7 +95,7 @@ class BodyWatch:
                 )
 
     def _sums(self) -> dict[str, list[object]]:
-        return {name: list(_summed(part.state_dict())) for name, part in self._state.items()}
+        return {name: list(summed(part.state_dict())) for name, part in self._state.items()}
 
     def _check_state(self, before: dict[str, list[object]]) -> None:
         for name, sums in self._sums().items():
@@ -122,18 +105,3 @@ class BodyWatch:
                     "batches, of which each worker computes only some. Change it once an iteration, after "
                     "`if loader.sync_gradients:` (or iteration.exchange()), or between epochs"
                 )
-
-
-def _summed(value: Any) -> Iterator[object]:
-    """Yield plain values as they are, and the sum of each tensor's memory, which is cheap on any device."""
-    if isinstance(value, Tensor):
-        yield int(bits_of(value))
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield key
-            yield from _summed(item)
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _summed(item)
-    elif value is None or isinstance(value, bool | int | float | str):
-        yield value

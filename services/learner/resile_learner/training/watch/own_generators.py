@@ -28,7 +28,8 @@ class OwnGenerators:
     after two exchanges, unless a part of ``state`` holds it. Generators elsewhere are found only by comparing workers.
     """
 
-    def __init__(self, model: nn.Module, state: Mapping[str, Any]) -> None:
+    def __init__(self, model: nn.Module, state: Mapping[str, Any], *, drawer: str = "the body of the loop") -> None:
+        self._drawer = drawer
         self._model = model
         self._state = state
         self._found: dict[str, Any] = {}
@@ -51,8 +52,8 @@ class OwnGenerators:
         self._after = self._states()
         for name in _drawn(self._before, self._after, self._drawn):
             raise NotRepeatable(
-                f"the body of the loop draws from a generator of its own, {name}, whose state depends on how many "
-                f"batches a worker computes. {REMEDY}"
+                f"{self._drawer} draws from a generator of its own, {name}, whose state depends on how many batches a "
+                f"worker computes. {REMEDY}"
             )
 
     def check_update(self) -> None:

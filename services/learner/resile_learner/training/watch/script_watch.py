@@ -3,21 +3,17 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
-from zlib import crc32
 
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 
-from ...state.facts import PART
-from ...state.run import extra_states, may_differ
 from ..buffers import Buffers
-from ..digest import state_digest
 from ..settings import Mode
 from ..torch_settings import check_unchanged, script_settings
 from .averages import AverageWatch
 from .body_watch import BodyWatch
 from .buffer_watch import BufferWatch
+from .compared_state import ComparedState
 from .optimizer_watch import OptimizerWatch, watch_other_optimizers
 from .scaler_watch import watch_scalers
 from .schedules import check_schedules
@@ -44,8 +40,8 @@ class ScriptWatch:
         self._model = model
         self._given = optimizers
         self._state = state
-        self._compared = {name: part for name, part in state.items() if _is_compared(part)}
-        self.body = BodyWatch(model, optimizers, state)
+        self.compared = ComparedState(model, optimizers, state, mode=mode)
+        self.body = BodyWatch(model, state, self.compared)
         self.optimizers = [OptimizerWatch(model, each, state) for each in optimizers]
         self.buffers = BufferWatch(model)
         self._averages = AverageWatch(model, state)
@@ -90,30 +86,10 @@ class ScriptWatch:
         joiner does not know yet whether the script uses them. ``compares_state``: also the parts of the state, which
         may be large.
         """
-        options = repr(self.body.options()).encode()
-        return {
-            "optimizer_options": f"{crc32(options):x}",
-            "schedules": f"{crc32(repr(self.body.schedules()).encode()):x}",
-            "buffers": f"{buffers.digest(iteration):x}",
-            "evaluations": f"{num_evaluations} in {iteration}",
-            **(self.state_facts() if compares_state else {}),
-        }
-
-    def state_facts(self) -> dict[str, str]:
-        """Digests of the parts of the state, which must be equal on all workers; none in fast mode."""
-        if self._mode == "fast":
-            return {}
-        parts = {f"{PART}{name}": part.state_dict() for name, part in self._compared.items()}
-        extra = extra_states(self._model)
-        parts |= {"extra_state": extra} if extra else {}
-        return {name: state_digest(state) for name, state in parts.items()}
+        facts = self.compared.facts(buffers, iteration, with_parts=compares_state)
+        return {**facts, "evaluations": f"{num_evaluations} in {iteration}"}
 
     @property
     def steps(self) -> list[int]:
         """The number of steps of each optimizer."""
         return [watch.steps for watch in self.optimizers]
-
-
-def _is_compared(part: Any) -> bool:
-    """Whether ``part`` of the state is compared as a whole: not schedules, whose steps are compared each iteration."""
-    return not (isinstance(part, LRScheduler) or may_differ(part))
