@@ -12,13 +12,15 @@ import pytest
 import torch
 from torch import nn
 
-from resile.training import ElasticLoop, State, Validation, prepare
+from resile.training import ElasticLoop, State, Validation
 from resile_learner.messages import Message, Warned
 from resile_learner.session import SoloSession, enter_session
 from resile_learner.state.flat import flatten, unflatten
 from resile_learner.state.run import RunState
 from resile_learner.training.attributes import ScriptAttributes
 from resile_learner.training.run import Run
+
+from .shard_bodies import prepare
 
 
 class Tempered(nn.Module):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from resile.training import ElasticLoop, prepare, seed
+from resile.training import ElasticLoop, seed
 from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.spec import Abandoned, RoundSpec
 from resile_learner.messages import Ready
@@ -21,6 +21,8 @@ from resile_learner.training.data.batches import BatchPlan
 from resile_learner.training.digest import params_sha256
 from resile_learner.training.seeds import mix, seed_all
 from resile_shared.errors import UsageError
+
+from .shard_bodies import prepare
 
 EPOCHS = 2
 SIZE, BATCH = 40, 16

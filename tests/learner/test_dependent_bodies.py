@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from resile.training import ElasticLoader, ElasticLoop, prepare, seed
+from resile.training import ElasticLoader, ElasticLoop, seed
 from resile_learner.lone_launch import StartedSeveralTimes, check_not_started_several_times
 from resile_learner.session import View
 from resile_learner.state.facts import MembersDiffer, check_members_agree
@@ -31,6 +31,8 @@ from resile_learner.training.watch.repeatability import (
     is_compared_iteration,
 )
 from resile_shared.errors import UsageError
+
+from .shard_bodies import prepare
 
 SHARDS = 2
 

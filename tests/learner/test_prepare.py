@@ -18,7 +18,7 @@ from torch.nn.utils import clip_grad_value_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset, WeightedRandomSampler
 
-from resile.training import Callback, ElasticLoader, ElasticLoop, ElasticModel, Iteration, prepare, seed
+from resile.training import Callback, ElasticLoader, ElasticLoop, ElasticModel, Iteration, seed
 from resile_learner.hints import hint_about_gradients
 from resile_learner.messages import Ready
 from resile_learner.session import SoloSession, complete_left, enter_session
@@ -29,6 +29,7 @@ from resile_learner.training.seeds import mix
 from resile_shared.errors import UsageError
 
 from .recorded_sessions import Losing, Recorded
+from .shard_bodies import prepare
 
 EPOCHS = 3
 BATCHES: Any = [[1, 2], [3]]
@@ -638,7 +639,7 @@ from resile.training import prepare
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 loader = DataLoader(TensorDataset(torch.randn(32, 4)), batch_size=16)
-_, optimizer, loader = prepare(model, optimizer, loader, num_shards=2)
+_, optimizer, loader = prepare(model, optimizer, loader, num_shards=2, body="shard")
 for _ in loader.epochs(2):
     for (inputs,) in loader:
         model(inputs).mean().backward()

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from resile.training import ElasticLoop, State, prepare
+from resile.training import ElasticLoop, State
 from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.spec import RoundSpec
 from resile_learner.messages import Ready
@@ -24,6 +24,7 @@ from resile_learner.state.run import RunState
 from resile_learner.training.received import MOST_BYTES
 
 from .recorded_sessions import FlatCopy, Joining, Losing, Recorded
+from .shard_bodies import prepare
 
 EPOCHS = 3
 PER_EPOCH = 2
@@ -459,7 +460,7 @@ class Stream(IterableDataset):
 
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-_, optimizer, loader = prepare(model, optimizer, DataLoader(Stream(), batch_size=16))
+_, optimizer, loader = prepare(model, optimizer, DataLoader(Stream(), batch_size=16), body="shard")
 for _ in loader.epochs(2):
     for inputs in loader:
         model(inputs).mean().backward()

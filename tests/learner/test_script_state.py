@@ -7,9 +7,11 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from resile.training import State, prepare
+from resile.training import State
 from resile_learner.state.run import RunState
 from resile_shared.errors import UsageError
+
+from .shard_bodies import prepare
 
 
 def run_state(progress: State) -> RunState:

@@ -13,11 +13,13 @@ from torch import nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau, StepLR
 from torch.utils.data import DataLoader, TensorDataset
 
-from resile.training import Callback, ElasticLoop, ElasticModel, Iteration, Result, Selection, Validation, prepare, seed
+from resile.training import Callback, ElasticLoop, ElasticModel, Iteration, Result, Selection, Validation, seed
 from resile_learner.state.flat import flatten, unflatten
 from resile_learner.state.run import TrainingProgress
 from resile_learner.training.selection import Selector
 from resile_shared.errors import UsageError
+
+from .shard_bodies import prepare
 
 DATA = TensorDataset(torch.randn(32, 4, generator=torch.Generator().manual_seed(0)), torch.arange(32) % 2)
 

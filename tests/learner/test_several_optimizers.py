@@ -9,11 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-from resile.training import prepare, seed
+from resile.training import seed
 from resile_learner.training.data.batches import BatchPlan
 from resile_learner.training.digest import params_sha256
 from resile_learner.training.seeds import mix, seed_all
 from resile_shared.errors import UsageError
+
+from .shard_bodies import prepare
 
 EPOCHS = 3
 

@@ -83,7 +83,7 @@ weighted = WeightedRandomSampler([1 + index % 3 for index in range(len(training)
 order: dict[str, Any] = {"sampler": weighted} if args.weighted else {"shuffle": True}
 cut: dict[str, Any] = {"accumulate": 6}
 if args.buckets:
-    order, cut = {"batch_sampler": Buckets()}, {"num_shards": 6}
+    order, cut = {"batch_sampler": Buckets()}, {"num_shards": 6, "body": "shard"}
 else:
     order["batch_size"] = 4
 loader = DataLoader(training, num_workers=args.num_workers, **order)

@@ -201,6 +201,8 @@ class BodyRun(BaseRun):
         self._open = opened = BodyIteration(self.iteration, batch, samples, num_before=num_before)
         opened.is_compared = self._is_comparison_due or self._new_members.takes_part(self.session.view)
         check_unchanged(self._torch_settings)
+        assert self._determinism is not None
+        self._determinism.begin_iteration()
         is_due = self._is_comparison_due
         self.buffers.begin_iteration(compares_values=is_due or self.session.view.workers != self._last_members)
         self.accumulated.begin_iteration()
@@ -396,6 +398,8 @@ class BodyRun(BaseRun):
         """The script goes on from here: on a worker that was behind, with what it has on the others."""
         self._received.begin_iteration()
         self._attributes.begin()
+        for message in self._attributes.warnings():
+            self.warn(message)
         self._variables.begin()
         self._variables.restore()
 
