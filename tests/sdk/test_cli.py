@@ -211,7 +211,7 @@ def test_a_resumed_run_says_which_variables_begin_anew() -> None:
         display(RunOpened("train-7f3a2c", "/home/runs/train-7f3a2c", is_resumed=True))
     assert paper.lines == [
         "resuming train-7f3a2c in /home/runs/train-7f3a2c",
-        "note: variables of the script begin anew, except those in a resile.training.State of state={...}",
+        "note: variables of the script begin anew, except those around a prepared loader's loops and in state={...}",
     ]
 
 

@@ -25,7 +25,9 @@ from .pace import Pace, clock
 from .tables import count
 
 PLAIN_SECONDS = 5.0
-_BEGIN_ANEW = "variables of the script begin anew, except those in a resile.training.State of state={...}"
+_BEGIN_ANEW = (
+    "variables of the script begin anew, except those around a prepared loader's loops and in state={...}"
+)
 
 
 class Screen(Protocol):

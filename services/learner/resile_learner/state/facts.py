@@ -83,6 +83,11 @@ _EXPLAINED = {
         "{has} other packages installed than {others}: {value} instead of {expected}",
         "Require exact versions, as in `--with einops==0.8.1`",
     ),
+    "body": (
+        "{has} another `body` than {others}: {value} instead of {expected}",
+        "The body of a loop that prepare() makes elastic runs once for each batch, unless it is given "
+        'body="shard": so a run goes on that began with a body for each shard',
+    ),
     "device_class": (
         "{has} another class of device than {others}: {value} instead of {expected}",
         'Use devices of one class, or train with mode="fast"',
