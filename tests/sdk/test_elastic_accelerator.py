@@ -95,11 +95,23 @@ def test_the_bits_are_those_of_prepare() -> None:
     assert all(map(torch.equal, accelerated, alone(by_prepare)))
 
 
-@pytest.mark.parametrize("method", [*_INSTEAD, "gather", "gather_for_metrics", "reduce"])
+GATHERING = ("gather", "gather_for_metrics", "reduce")
+
+
+@pytest.mark.parametrize("method", [*_INSTEAD, *GATHERING])
 def test_a_method_that_cannot_hold_is_refused_by_name(method: str) -> None:
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=5 if method in GATHERING else 1)
     with pytest.raises(UsageError, match=rf"accelerator\.{method}\(\)"):
         trained(accelerator, each_batch=lambda loader: getattr(accelerator, method)(torch.ones(1)))
+
+
+@pytest.mark.parametrize("method", GATHERING)
+def test_each_worker_has_the_whole_batch_in_the_body_of_the_loop(method: str) -> None:
+    accelerator = Accelerator(cpu=True)
+    found: list[torch.Tensor] = []
+    trained(accelerator, each_batch=lambda loader: found.append(getattr(accelerator, method)(torch.ones(3))))
+    assert all(torch.equal(each, torch.ones(3)) for each in found)
+    assert found
 
 
 @pytest.mark.parametrize(

@@ -66,6 +66,11 @@ class PreparedLoader:
         self._has_begun = True  # a worker that joins when the last epoch is over has trained none
 
     @property
+    def has_shards(self) -> bool:
+        """Whether the body of the loop gets the shards of this worker, and not whole batches."""
+        return isinstance(self._loader, ElasticLoader)
+
+    @property
     def rank(self) -> int:
         """0 on the worker that prints and writes files at the moment, and before training on all."""
         return int(self._has_begun and not self._loader.is_lowest_rank)
@@ -254,7 +259,7 @@ class Accelerator(accelerate.Accelerator):
         return super().__getattribute__(name)
 
     def _check_outside(self, method: str) -> None:
-        if self._loader is not None and self._loader.is_in_batch:
+        if self._loader is not None and self._loader.is_in_batch and self._loader.has_shards:
             raise UsageError(
                 f"accelerator.{method}() was called in the loop over the training batches, where a worker has only its "
                 "own shards: loader.loss is the loss of the whole batch, once accelerator.sync_gradients"
