@@ -1178,7 +1178,7 @@ MUTANTS = (
     Mutant(
         "nobody looks whether rows depend on each other",
         "a model with time in its first dimension trains something else",
-        f"{_DIVISION}.calls",
+        f"{_DIVISION}.division",
         "            call.check()\n",
         "            pass\n",
     ),
@@ -1188,6 +1188,34 @@ MUTANTS = (
         f"{_DIVISION}.body_run",
         "            self._exchange_headers()  # a member may still lack the newest sums, which would be overwritten\n",
         "            pass\n",
+    ),
+    Mutant(
+        "the gradient of an output that was sent late is lost",
+        "a term of the loss does not train",
+        f"{_DIVISION}.call",
+        "        self._late_gradients[number] = gradient\n",
+        "",
+    ),
+    Mutant(
+        "an output is sent late when its parameters have changed",
+        "a worker that takes a shard over computes something else",
+        f"{_DIVISION}.call",
+        "        if self._state != self._state_now():\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "hooks of parameters get the gradients of shards",
+        "they clip each of them, and as many as a worker has",
+        f"{_DIVISION}.call",
+        "with seeded(self._seed), hooks.suspended():",
+        "with seeded(self._seed):",
+    ),
+    Mutant(
+        "shards are computed again with the buffers that they have left",
+        "running statistics count twice, and a lost worker's shards are others",
+        f"{_DIVISION}.call",
+        "        buffers.reset(self._buffers_before)\n        computed",
+        "        computed",
     ),
 )
 

@@ -25,9 +25,7 @@ from .pace import Pace, clock
 from .tables import count
 
 PLAIN_SECONDS = 5.0
-_BEGIN_ANEW = (
-    "variables of the script begin anew, except those around a prepared loader's loops and in state={...}"
-)
+_BEGIN_ANEW = "variables of the script begin anew, except those around a prepared loader's loops and in state={...}"
 
 
 class Screen(Protocol):

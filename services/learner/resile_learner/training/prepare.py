@@ -10,7 +10,7 @@
             loss.backward()
             optimizer.step()
 
-How such a loop maps onto iterations is in docs/elastic-training.md. A `Run` does the training.
+What such a loop means is in docs/division.md; of one whose body runs for each shard, in docs/elastic-training.md.
 """
 
 from collections.abc import Mapping, Sequence
@@ -53,22 +53,22 @@ def prepare(
 ) -> tuple[Any, ...]:
     """Make an ordinary training loop elastic; returns what it was given, to be used from here on.
 
-    The loader yields the shards that this worker computes. Its batch is the global batch and is cut into ``num_shards``
-    (None: as for `ElasticLoop`); or, with ``accumulate``, each of its batches is a shard, and that many shards make
-    a global batch. In fast mode each worker's share of the global batch is one shard, or several of at most
-    ``micro_batch_size`` samples (None: with ``accumulate`` as many as a batch of the loader has). ``loss.backward()``
-    of this worker's last shard exchanges the gradients, and only then do the steps of ``optimizer``, ``scheduler`` and
-    ``grad_scaler`` act, on every worker. ``optimizer.step(closure)`` evaluates the closure on each shard; whenever the
-    optimizer needs it again, the loader yields the iteration's shards once more. ``state`` and all other options
-    are those of `ElasticLoop`.
+    The body of the loop runs once for each batch of the loader, alike on every worker, and only calls of the model are
+    divided, by rows into ``num_shards`` shards (None: as for `ElasticLoop`): see docs/division.md. ``model``,
+    ``optimizer`` and ``scheduler`` may be lists. With ``recompute`` each shard is computed once more for its backward
+    pass, so that activations of one at a time are kept. ``state`` and all other options are those of `ElasticLoop`.
 
-    ``model``, ``optimizer`` and ``scheduler`` may be lists, as for a generator and a discriminator. Then each optimizer
-    has its own ``backward()`` and exchange, in the order in which the body steps them, and the loader yields each batch
-    once for each of them.
+    With ``body="shard"`` the body runs once for each shard, as it does by default with ``accumulate``,
+    ``micro_batch_size`` or in fast mode. The loader then yields the shards that this worker computes; with
+    ``accumulate`` each of its batches is a shard, and that many shards make a global batch. In fast mode each worker's
+    share of the global batch is one shard, or several of at most ``micro_batch_size`` samples (None: with
+    ``accumulate`` as many as a batch of the loader has). ``loss.backward()`` of this worker's last shard exchanges the
+    gradients, and only then do the steps of ``optimizer``, ``scheduler`` and ``grad_scaler`` act, on every worker.
+    ``optimizer.step(closure)`` evaluates the closure on each shard; whenever the optimizer needs it again, the loader
+    yields the iteration's shards once more. Each of several optimizers has its own ``backward()`` and exchange, in the
+    order in which the body steps them, and the loader yields each batch once for each of them.
 
-    With ``body="batch"`` the body of the loop runs once for each batch, alike on every worker, and only calls of the
-    model are divided: see docs/division.md. With ``recompute`` each shard is computed once more for its backward pass,
-    so that activations of one at a time are kept. Raises UsageError for what cannot work.
+    Raises UsageError for what cannot work.
     """
     if more:
         raise UsageError(
@@ -89,13 +89,18 @@ def prepare(
         threads=threads,
         recompute=recompute,
     )
-    of_shards = [accumulate is not None, mode == "fast", micro_batch_size is not None]
-    if body == "batch" or (body is None and not any(of_shards)):
+    needs_shards = accumulate is not None or mode == "fast" or micro_batch_size is not None
+    if (body or ("shard" if needs_shards else "batch")) == "batch":
         _check_body(accumulate=accumulate, mode=mode, micro_batch_size=micro_batch_size)
         _check_optimizers(optimizers)
         whole = BodyLoader(models, optimizers, loader, settings, grad_scaler=grad_scaler)
         _is_prepared.set(True)
         return (model, optimizer, whole) if scheduler is None else (model, optimizer, whole, scheduler)
+    if recompute:
+        raise UsageError(
+            "prepare() was given recompute, which is for a body that runs once for each batch: leave it out, and give "
+            "a higher num_shards, with which a shard takes less memory"
+        )
     elastic = ElasticLoader(models, optimizers, loader, settings, accumulate=accumulate, grad_scaler=grad_scaler)
 
     for turn, each in enumerate(optimizers):
