@@ -21,8 +21,9 @@ from resile.training import prepare, undivided
 from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.spec import Abandoned, RoundSpec
 from resile_learner.session import SoloSession, enter_session
+from resile_learner.state.run import NoState, RunState, TrainingProgress
 from resile_learner.training.division import call, gathering
-from resile_learner.training.replay import RepeatedRounds
+from resile_learner.training.replay import RepeatedRounds, RoundOutcome
 from resile_shared.errors import UsageError
 
 from .recorded_sessions import AtBoundaries, FlatCopy, Joining
@@ -1120,6 +1121,15 @@ def test_an_option_that_such_a_loop_cannot_have_is_named(option: Any) -> None:
     loader = DataLoader(dataset(), batch_size=BATCH)
     with pytest.raises(UsageError, match=f"was given {next(iter(option))}, which"):
         Context().run(prepare, model, torch.optim.SGD(model.parameters()), loader, body="batch", **option)
+
+
+def test_a_joiner_notices_that_it_was_given_the_outcome_of_a_round_instead_of_a_state() -> None:
+    given = RoundOutcome(TrainingProgress).flatten()
+    state = RunState(perceptron(), {}, {}, after_load=lambda: None)
+    for target, value in zip(state.allocate_buffers(given.skeleton), given.tensors, strict=True):
+        target.copy_(value)
+    with pytest.raises(NoState):
+        state.load_received()
 
 
 @dataclasses.dataclass

@@ -7,6 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from resile_shared.errors import ResileError
+
 from .facts import Facts, StateDiffers, check_same_run
 from .flat import FlatState, allocate, flatten, is_equal, unflatten
 from .memory import in_memory_order, is_expanded
@@ -24,6 +26,10 @@ class Stateful(Protocol):
 
     def load_state_dict(self, state_dict: dict[str, Any], /) -> object:
         """Take over a state."""
+
+
+class NoState(ResileError):
+    """What was received is no state: its sender is within the body of a loop, which it cannot hand over."""
 
 
 @dataclass
@@ -145,9 +151,11 @@ class RunState:
         return frozenset(parameter.device for parameter in self._model.parameters())
 
     def load_received(self) -> None:
-        """Load the state received into the buffers allocated last. Raises StateDiffers."""
+        """Load the state received into the buffers allocated last. Raises StateDiffers, or NoState."""
         assert self._received is not None
         received, self._received = self._received, None
+        if "facts" not in unflatten(*received):
+            raise NoState
         self.load(*received)
 
     def drop_received(self) -> None:

@@ -35,8 +35,8 @@ from ..membership.view import MembershipView
 from ..messages import ChangeTraced, Imported, Left, Message, Order, Ready, Trained, Warned, WorkerConfig
 from ..session import PreparedLoop, SecondTrainingCall, StateLost, View
 from ..state.flat import FlatState
-from ..state.run import Handover, RunState
-from .control import WorkerControl
+from ..state.run import Handover, NoState, RunState
+from .control import Withdrawn, WorkerControl
 
 NO_STATE = -1
 
@@ -139,7 +139,10 @@ class WorkerSession:
                     state.allocate_buffers, obsolete=lambda: self._control.view.must_recover
                 )
         except Abandoned as lost:
-            self._catch_up(lost.suspect, NO_STATE, state)
+            try:
+                self._catch_up(lost.suspect, NO_STATE, state)
+            except NoState:
+                raise Withdrawn from None  # another worker joins when that body has ended
             return False
         with self.changes.step("load state"):
             state.load_received()
