@@ -887,7 +887,7 @@ class Drifting(Normalized):
 
     def forward(self, inputs: Tensor) -> Tensor:
         outputs = super().forward(inputs) * self.running_scale.clone()
-        self.running_scale += 0.1 * inputs.mean()
+        self.running_scale += 0.1 * inputs.detach().mean()
         return outputs
 
 
@@ -902,9 +902,37 @@ def twice(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[floa
     printed += [first.item(), second.item(), model.layers[1].running_mean.sum().item()]
 
 
-@pytest.mark.parametrize(("most_bytes", "is_late"), [(None, False), (300, False), (None, True)])
+def with_input_gradients(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    """Inputs by rows, and one of all rows, are given gradients, which the body uses."""
+    optimizer.zero_grad()
+    inputs, shift, unused = batch[0].clone().requires_grad_(), torch.zeros(8, requires_grad=True), batch[0] + 0
+    unused.requires_grad_()
+    loss = F.cross_entropy(model(inputs, shift, unused), batch[1])
+    loss.backward()
+    assert unused.grad is None
+    assert inputs.grad is not None
+    assert shift.grad is not None
+    optimizer.param_groups[0]["lr"] = 1e-2 * (1 + inputs.grad.abs().sum().item())
+    optimizer.step()
+    printed += [loss.item(), inputs.grad.square().sum().item(), shift.grad[0].item()]
+
+
+class Shifted(Drifting):
+    def forward(self, inputs: Tensor, shift: Tensor, unused: Tensor) -> Tensor:  # type: ignore[override]
+        return super().forward(inputs + shift)
+
+
+@pytest.mark.parametrize(
+    ("body", "make", "most_bytes", "is_late"),
+    [
+        (twice, Drifting, None, False),
+        (twice, Drifting, 300, False),
+        (twice, Drifting, None, True),
+        (with_input_gradients, Shifted, 300, False),
+    ],
+)
 def test_a_member_that_is_lost_in_any_round_is_replaced_in_it(
-    most_bytes: int | None, is_late: bool, monkeypatch: pytest.MonkeyPatch
+    body: Body, make: Callable[[], nn.Module], most_bytes: int | None, is_late: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where outputs take several rounds, of ``most_bytes`` each, or are sent when they are used."""
     if is_late:
@@ -915,20 +943,20 @@ def test_a_member_that_is_lost_in_any_round_is_replaced_in_it(
         monkeypatch.setattr(gathering, "_LEAST", most_bytes)
         monkeypatch.setattr(call.Call, "_is_alone", False)  # or it would send nothing
     opened: list[RepeatedRounds] = []
-    make = RepeatedRounds.__init__
+    begin = RepeatedRounds.__init__
 
     def noted(self: RepeatedRounds, *args: Any, **kwargs: Any) -> None:
-        make(self, *args, **kwargs)
+        begin(self, *args, **kwargs)
         opened.append(self)
 
     monkeypatch.setattr(RepeatedRounds, "__init__", noted)
     recorded = Recorded(opened)
-    undisturbed = train(twice, Drifting, shards=SHARDS, session=recorded)
+    undisturbed = train(body, make, shards=SHARDS, session=recorded)
     num_rounds = max(recorded.outcomes) - 1
     assert num_rounds >= (4 if most_bytes is None else 12) * EPOCHS * (SAMPLES // BATCH)
     for round_ in range(1, num_rounds, 1 if most_bytes is None else 5):
         for outcome in (None, recorded.outcomes[round_]):
-            found = train(twice, Drifting, shards=SHARDS, session=Losing(round_, outcome))
+            found = train(body, make, shards=SHARDS, session=Losing(round_, outcome))
             assert found.printed == undisturbed.printed
             assert all(map(torch.equal, found.parameters, undisturbed.parameters))
 

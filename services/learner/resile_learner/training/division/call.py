@@ -36,8 +36,6 @@ from .rows import (
     Cut,
     check_outputs,
     check_size,
-    decode,
-    encode,
     quick_digest,
     weight,
 )
@@ -430,14 +428,18 @@ class Call:
         sent, late, self._late_gradients = iter(gradients), self._late_gradients, {}
         hooks = ParameterHooks(division.parameters)
         of_outputs = [late.get(number) if each.is_late else next(sent) for number, each in enumerate(self._outputs)]
+        of_inputs = ShardTensors(self.cut.num_shards, lambda shard: self._input_gradients(shard, of_outputs))
         before = [parameter.grad for parameter in division.parameters]
         try:
             with seeded(self._seed), hooks.suspended():
                 result = self._run.exchange(
-                    lambda: self._compute_backward(of_outputs),
+                    lambda: self._compute_backward(of_outputs, of_inputs),
                     lambda: {"output_gradients": quick_digest(of_outputs)},
                     sums_of=division.gradients,
                 )
+                if any(map(_wants_gradient, self.tensors)):
+                    of_inputs.receive(header.computed.rows for header in result.headers)
+                    self._complete(of_inputs)
         finally:
             for parameter, gradient in zip(division.parameters, before, strict=True):
                 parameter.grad = gradient
@@ -445,18 +447,18 @@ class Call:
         division.gradients.add(result.totals.used, hooks.replaced)
         hooks.follow(result.totals.used)
         self._state = ()
-        return self._input_gradients(result)
+        return self._joined_gradients(of_inputs)
 
     def add_late_gradient(self, number: int, gradient: Tensor) -> None:
         """Take the gradient of an output that was sent late, before `backward`."""
         self._late_gradients[number] = gradient
 
-    def _compute_backward(self, gradients: Sequence[Tensor | None]) -> ComputedShards:
+    def _compute_backward(self, gradients: Sequence[Tensor | None], of_inputs: ShardTensors) -> ComputedShards:
         folded, held = self.division.gradients, self._held()
         folded.clear()
+        of_inputs.forget_own()
         plan = folded.begin(self.cut.num_shards, held)
         opened = self._run.rounds.open(self.cut.num_shards, folded.partials(plan), folded.sums())
-        of_inputs: dict[int, list[Tensor | None]] = {}
         for step, shard in zip(plan.steps, range(*held), strict=True):
             is_last = shard == held.hi - 1
             computed = self._computed(shard)
@@ -464,46 +466,66 @@ class Call:
                 folded.overlap(plan, opened.exchange.push)
             else:
                 folded.expect(step)
-            of_inputs[shard] = self._backward_of(shard, computed, gradients)
+            self._backward_of(shard, computed, gradients)
+            of_inputs.keep(shard, _wanted([each.grad for each in _tensors(computed.inputs)], computed))
             if not is_last:
                 folded.fold(step)
         folded.push_rest(opened.exchange.push)
-        rows = of_inputs if any(map(_wants_gradient, self.tensors)) else {}
-        sizes = [sum(each.nbytes for each in tensors if each is not None) for tensors in rows.values()]
-        most = max(sizes, default=0) * self.cut.num_shards
-        check_size(most, what="the gradients of the model's inputs", most=MAX_BYTES)
-        return ComputedShards([PartialSums() for _ in plan.pieces], used=bytes(folded.used), rows=encode(rows))
+        rows = (
+            of_inputs.pieces(range(*held), at_most=self._at_most()) if any(map(_wants_gradient, self.tensors)) else b""
+        )
+        return ComputedShards([PartialSums() for _ in plan.pieces], used=bytes(folded.used), rows=rows)
 
-    def _backward_of(self, shard: int, computed: _Shard, gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
-        """Run the backward pass of one shard; return the gradients of its inputs that are tensors."""
+    def _backward_of(self, shard: int, computed: _Shard, gradients: Sequence[Tensor | None]) -> None:
+        """Run the backward pass of one shard."""
         self.shards.pop(shard, None)
-        given = []
+        outputs, of_outputs = self._differentiated(shard, computed, gradients)
+        if outputs:
+            with self._run.computing_gradients(outputs), explained_memory():
+                torch.autograd.backward(outputs, of_outputs)
+
+    def _input_gradients(self, shard: int, gradients: Sequence[Tensor | None]) -> list[Tensor]:
+        """Compute the gradients of the inputs alone, of a shard that another worker held."""
+        computed = self._computed(shard)
+        self.shards.pop(shard, None)
+        outputs, of_outputs = self._differentiated(shard, computed, gradients)
+        inputs = [each for each in _tensors(computed.inputs) if each.requires_grad]
+        found: Sequence[Tensor | None] = [None] * len(inputs)
+        if outputs:
+            with self._run.computing_gradients(outputs), explained_memory():
+                found = torch.autograd.grad(outputs, inputs, of_outputs, allow_unused=True)
+        remaining = iter(found)
+        return _wanted(
+            [next(remaining) if each.requires_grad else None for each in _tensors(computed.inputs)], computed
+        )
+
+    def _differentiated(
+        self, shard: int, computed: _Shard, gradients: Sequence[Tensor | None]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Return those outputs of a shard that have a gradient, and the gradients."""
+        outputs, of_outputs = [], []
         for number, (output, gradient) in enumerate(zip(_tensors(computed.outputs), gradients, strict=True)):
             share = 1.0 if output.dim() else self._shares[number][shard]
             if gradient is not None and output.requires_grad and share:
-                given.append((output, gradient[self.cut.rows(shard)] if output.dim() else gradient * share))
-        if given:
-            outputs, of_outputs = zip(*given, strict=True)
-            with self._run.computing_gradients(outputs), explained_memory():
-                torch.autograd.backward(outputs, of_outputs)
-        return [each.grad for each in _tensors(computed.inputs)]
+                outputs.append(output)
+                of_outputs.append(gradient[self.cut.rows(shard)] if output.dim() else gradient * share)
+        return outputs, of_outputs
 
-    def _input_gradients(self, result: RoundResult) -> list[Tensor | None]:
-        rows: dict[int, list[Tensor | None]] = {}
-        for header in result.headers:
-            if header.computed.rows:
-                rows |= decode(header.computed.rows, self._device)
+    def _joined_gradients(self, of_inputs: ShardTensors) -> list[Tensor | None]:
+        """Join the gradients of the inputs that are tensors; None for those that have none."""
+        numbers = iter(range(len(self.tensors)))
+        places = [next(numbers) if _wants_gradient(leaf) else None for leaf in self.tensors]
+        if not any(place is not None for place in places):
+            return [None for _ in places]
+        shards = of_inputs.all(self._device)
+        are_given = torch.stack([given for *_, given in shards]).any(0).tolist()
         found: list[Tensor | None] = []
-        for number, leaf in enumerate(self.tensors):
-            parts = [rows[shard][number] for shard in range(self.cut.num_shards)] if rows else [None]
-            if not _wants_gradient(leaf) or all(part is None for part in parts):
+        for leaf, place in zip(self.tensors, places, strict=True):
+            if place is None or not are_given[place]:
                 found.append(None)
                 continue
-            dense = [
-                torch.zeros_like(self._part(leaf, self.cut.rows(shard))) if part is None else part
-                for shard, part in enumerate(parts)
-            ]
-            found.append(torch.cat(dense) if self.cut.is_by_rows(leaf) else sum(dense[1:], dense[0]))
+            parts = [shard[place] for shard in shards]
+            found.append(torch.cat(parts) if self.cut.is_by_rows(leaf) else sum(parts[1:], parts[0]))
         return found
 
 
@@ -579,6 +601,15 @@ def explained_memory() -> Iterator[None]:
 
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
     return [each for each in values if isinstance(each, Tensor)]
+
+
+def _wanted(gradients: Sequence[Tensor | None], computed: _Shard) -> list[Tensor]:
+    """Return the gradients of the inputs that want one, zero where there is none, and behind them which are given."""
+    wanted = [
+        (each, given) for each, given in zip(_tensors(computed.inputs), gradients, strict=True) if each.requires_grad
+    ]
+    dense = [torch.zeros_like(each) if given is None else given for each, given in wanted]
+    return [*dense, torch.tensor([given is not None for _, given in wanted])]
 
 
 def _plain(constants: Sequence[Any]) -> list[Any]:

@@ -86,6 +86,11 @@ class ShardTensors:
             self._own[shard] = self._compute(shard)
         return self._own[shard]
 
+    def keep(self, shard: int, tensors: list[Tensor]) -> None:
+        """Take the tensors of a shard that this worker has computed."""
+        self._own[shard] = tensors
+        self._contents.pop(shard, None)
+
     def forget_own(self) -> None:
         """The shards are computed again."""
         self._own.clear()
