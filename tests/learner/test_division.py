@@ -22,7 +22,7 @@ from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.spec import Abandoned, RoundSpec
 from resile_learner.session import SoloSession, enter_session
 from resile_learner.state.run import NoState, RunState, TrainingProgress
-from resile_learner.training.division import call, gathering
+from resile_learner.training.division import call, gathering, passes
 from resile_learner.training.replay import RepeatedRounds, RoundOutcome
 from resile_shared.errors import UsageError
 
@@ -936,7 +936,7 @@ def test_a_member_that_is_lost_in_any_round_is_replaced_in_it(
 ) -> None:
     """Also where outputs take several rounds, of ``most_bytes`` each, or are sent when they are used."""
     if is_late:
-        monkeypatch.setattr(call, "MAX_SENT_BYTES", 0)
+        monkeypatch.setattr(passes, "MAX_SENT_BYTES", 0)
         monkeypatch.setattr(call.Call, "_is_alone", False)
     if most_bytes is not None:
         monkeypatch.setattr(call, "MAX_BYTES", most_bytes)
@@ -1073,7 +1073,7 @@ def test_large_outputs_are_sent_when_they_are_used(
         sent.append(number)
         return late(self, number)
 
-    monkeypatch.setattr(call, "MAX_SENT_BYTES", 0)
+    monkeypatch.setattr(passes, "MAX_SENT_BYTES", 0)
     monkeypatch.setattr(call.Call, "late", noted)
     check_like_plain(body, make)
     assert len(sent) == (0 if body is unused else 2 * EPOCHS * (SAMPLES // BATCH))
@@ -1085,7 +1085,7 @@ def test_a_large_output_that_is_first_used_when_it_cannot_be_sent_is_named(monke
         loss.backward()
         logits.argmax(1)
 
-    monkeypatch.setattr(call, "MAX_SENT_BYTES", 0)
+    monkeypatch.setattr(passes, "MAX_SENT_BYTES", 0)
     with pytest.raises(UsageError, match=r"was first used after backward\(\).* Use it before backward"):
         train(late, LossBeside, shards=SHARDS)
 
@@ -1107,13 +1107,13 @@ def test_shards_that_are_computed_again_for_the_backward_pass_give_the_same_bits
 ) -> None:
     kept = train(twice_used, Stochastic, shards=SHARDS)
     most: list[int] = []
-    compute = call.Call._compute_rows
+    compute = passes.Passes._compute_rows
 
-    def counted(self: call.Call, shard: int, rows: slice) -> Any:
-        most.append(len(self.shards))
-        return compute(self, shard, rows)
+    def counted(self: passes.Passes, rows: slice, shard: int) -> Any:
+        most.append(len(self._kept))
+        return compute(self, rows, shard)
 
-    monkeypatch.setattr(call.Call, "_compute_rows", counted)
+    monkeypatch.setattr(passes.Passes, "_compute_rows", counted)
     again = train(twice_used, Stochastic, shards=SHARDS, recompute=True)
     assert kept.printed == again.printed
     assert all(map(torch.equal, kept.parameters, again.parameters))

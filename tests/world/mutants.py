@@ -1213,7 +1213,7 @@ MUTANTS = (
     Mutant(
         "shards are computed again with the buffers that they have left",
         "running statistics count twice, and a lost worker's shards are others",
-        f"{_DIVISION}.call",
+        f"{_DIVISION}.passes",
         "        buffers.reset(self._buffers_before)\n        computed",
         "        computed",
     ),

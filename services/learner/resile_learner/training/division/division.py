@@ -11,8 +11,9 @@ from torch.utils._pytree import tree_flatten
 
 from ..gradients import Gradients
 from .additivity import restore_attributes, save_attributes
-from .call import Call, DividedCall, Exchanging, Undividable
+from .call import Call, DividedCall, Undividable
 from .deferred import has_rows, values_of
+from .exchanging import Exchanging
 from .rows import check_rows, cut_into
 
 
