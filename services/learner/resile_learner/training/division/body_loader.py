@@ -22,7 +22,8 @@ from ..leaving import Departure
 from ..reports import Result
 from ..seeds import mix, seed_all, seeded
 from ..settings import TrainingSettings
-from .body_run import BodyIteration, BodyRun, keys_from, plan_bodies
+from .body_run import BodyIteration, BodyRun
+from .reading import keys_from, plan_bodies
 from .variables import LoopVariables
 
 

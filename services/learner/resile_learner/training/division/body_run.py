@@ -6,7 +6,7 @@ lost in one of them is replaced within it: the others compute its shards. Member
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from resile_shared.errors import ResileError
 from ...checkpoint.checkpointer import Checkpointer
 from ...collectives.tree import ranges
 from ...messages import Ready, Warned
-from ...session import Session, View, current_session
+from ...session import Session, current_session
 from ...state.facts import Facts
 from ...state.run import RunState, Stateful
 from ..attributes import ScriptAttributes
@@ -26,8 +26,6 @@ from ..base_run import BaseRun
 from ..batch_schedule import BatchSchedule
 from ..buffers import Buffers
 from ..data.batches import Batch, BatchPlan, Indices, Position, default_num_shards
-from ..data.fetch import ShardKey
-from ..data.sources import plan_batches
 from ..data.stream_reader import is_stream
 from ..determinism import Determinism, Reproducibility, deterministic
 from ..digest import RollingDigest
@@ -40,30 +38,12 @@ from ..rounds import RoundResult
 from ..seeds import mix, seed_all
 from ..settings import TrainingSettings, facts_of
 from ..stragglers import Pace
-from ..torch_settings import check_unchanged, script_settings
-from ..watch.compared_state import ComparedState
-from ..watch.own_generators import OwnGenerators
-from ..watch.repeatability import NewMembers, ShardFingerprint, is_compared_in_epoch, is_compared_iteration
 from .accumulated import AccumulatedGradients
+from .comparison import Comparison
 from .division import Division, UndividedModels
-from .reading import DatasetBatches, OwnRows, StreamBatches, WholeBatch
+from .reading import DatasetBatches, OwnRows, StreamBatches, WholeBatch, plan_bodies
 from .rows import Cut, cut_into
 from .variables import LoopVariables
-
-
-def plan_bodies(dataset: Any, settings: TrainingSettings) -> BatchPlan:
-    """Plan the batches of an epoch as the loader of a plain loop has them. Raises UsageError."""
-    num_shards = settings.num_shards and min(settings.num_shards, settings.batch_size)  # calls may have more rows
-    return replace(plan_batches(dataset, replace(settings, num_shards=num_shards)), keeps_lone_sample=True)
-
-
-def keys_from(plan: BatchPlan, position: Position) -> Iterator[ShardKey]:
-    """The samples of each batch from ``position`` to the end of its epoch."""
-    epoch = position.epoch
-    while position.epoch == epoch:
-        batch = plan.batch(position)
-        yield ShardKey(epoch, batch.indices)
-        position = batch.next
 
 
 class BodyIteration:
@@ -79,10 +59,6 @@ class BodyIteration:
         self.newest: RoundResult | None = None
         self.fetched: Indices = NO_INDICES
         """What all members have fetched for it."""
-        self.is_compared = False
-        """Whether this worker computes the first shard of the first call, beside its own, to be compared."""
-        self.first: tuple[View, list[bool], list[ShardFingerprint | None]] | None = None
-        """Of its first round: the members, which of them are new, and what each computed to be compared."""
         self.loss: float | None = None
         self.seconds = [0.0, 0.0, 0.0]
         """In data, compute and callback."""
@@ -142,12 +118,7 @@ class BodyRun(BaseRun):
         self.accumulated = AccumulatedGradients([each for each in models.parameters() if each.requires_grad])
         self._ledger = self._batches.ledger()
         self.undivided = UndividedModels()
-        self._new_members = NewMembers()
-        self._generators = OwnGenerators(models, settings.state, drawer="the model")
-        self._compared = ComparedState(models, optimizers, settings.state, mode=settings.mode)
-        self._last_members: tuple[int, ...] = ()
-        """The members of the newest iteration that was committed on this worker."""
-        self._torch_settings: dict[str, str] = {}
+        self._comparison = Comparison(models, optimizers, settings.state, self.buffers)
         self._attributes = ScriptAttributes(models, optimizers)
         self._variables = variables
         self._received = ReceivedState(
@@ -184,7 +155,7 @@ class BodyRun(BaseRun):
             for division in self._divisions:
                 stack.callback(division.close)
             self.state.facts = self._facts()
-            self._torch_settings = script_settings()
+            self._comparison.begin()
             try:
                 yield from self._protocol.run(self._ready(), self._iterate)
             except ResileError as error:
@@ -199,12 +170,9 @@ class BodyRun(BaseRun):
         if not self._batches.has_known_length:
             self._count_iterations(self.iteration, self._position)
         self._open = opened = BodyIteration(self.iteration, batch, samples, num_before=num_before)
-        opened.is_compared = self._is_comparison_due or self._new_members.takes_part(self.session.view)
-        check_unchanged(self._torch_settings)
         assert self._determinism is not None
         self._determinism.begin_iteration()
-        is_due = self._is_comparison_due
-        self.buffers.begin_iteration(compares_values=is_due or self.session.view.workers != self._last_members)
+        self._comparison.begin_iteration(self.iteration, self._position, self.session.view)
         self.accumulated.begin_iteration()
         self._received.open_iteration(is_in_epoch=not opened.begins_epoch)
         phases.enter("callback")
@@ -214,9 +182,7 @@ class BodyRun(BaseRun):
             return
         if opened.newest is None:
             self._exchange_headers()
-        if opened.first is not None:
-            self._new_members.on_round(*opened.first)
-        self._last_members = self.session.view.workers
+        self._comparison.end_iteration(self.session.view)
         if (message := self._batches.close(opened.samples)) and not self.undivided.numbers:
             self.warn(message)
         assert opened.newest is not None
@@ -266,33 +232,28 @@ class BodyRun(BaseRun):
         is_first = opened.newest is None
         result = self.rounds.exchange(
             with_pace,
-            lambda: self._header({**facts(), **(self._first_facts() if is_first else {})}, is_first=is_first),
+            lambda: self._header(facts(), is_first=is_first),
             next_iteration=self.iteration + 1,
             holds=True,
         )
         if is_first:
             opened.fetched = result.totals.indices
-            if result.tag.generation == self.session.view.generation:  # else others have completed the round
-                are_new = [header.is_new for header in result.headers]
-                opened.first = self.session.view, are_new, [header.computed.first_shard for header in result.headers]
+            self._comparison.on_first_round(result, self.session.view)
         opened.newest = result
         self._reproducibility.agree(result.totals.operations)
         self._protocol.on_call(result)
         phases.enter("callback")
         return result
 
-    def _first_facts(self) -> Facts:
-        """What is compared in the first round of an iteration, but for those of its call."""
-        with_parts = self._position.sample == 0 or is_compared_iteration(self.iteration)
-        return self._batches.facts() | self._compared.facts(self.buffers, self.iteration, with_parts=with_parts)
-
     def _header(self, facts: Facts, *, is_first: bool) -> RoundHeader:
-        is_new = is_first and self._new_members.is_new
+        if is_first:
+            facts = facts | self._batches.facts() | self._comparison.facts()
+        is_new = is_first and self._comparison.is_new
         header = self._protocol.header(next_iteration=self.iteration + 1, facts=facts, is_new=is_new)
         return replace(header, asks_for_boundary=self.session.has_change(self.iteration + 1))
 
     def _own_indices(self, opened: BodyIteration) -> Indices:
-        """The samples that this worker counts in the iteration's first round: all members fetch the whole batch."""
+        """The samples that this worker counts in the iteration's first round: those of its shards."""
         if opened.newest is not None:
             return NO_INDICES
         rank, size = self.place()
@@ -354,19 +315,13 @@ class BodyRun(BaseRun):
     def compares_first_shard(self) -> bool:
         """See `Exchanging`."""
         assert self._open is not None
-        return self._open.is_compared and self._open.num_calls == 1
+        return self._comparison.computes_first_shard and self._open.num_calls == 1
 
-    @contextmanager
-    def computing(self) -> Iterator[None]:
+    def computing(self) -> AbstractContextManager[None]:
         """See `Exchanging`."""
         assert self._determinism is not None
-        assert self._open is not None
         self._determinism.apply()
-        if self._open.is_compared:
-            self._generators.begin()
-        yield
-        if self._open.is_compared:
-            self._generators.check()
+        return self._comparison.computing()
 
     def computing_gradients(self, outputs: Sequence[Tensor]) -> AbstractContextManager[None]:
         """See `Exchanging`."""
@@ -382,12 +337,6 @@ class BodyRun(BaseRun):
         opened.batch = opened.batch._replace(next=Position(opened.epoch + 1, 0))
         self._batches.restart()
         self._count_iterations(opened.number + 1, opened.batch.next)
-
-    @property
-    def _is_comparison_due(self) -> bool:
-        """Whether all workers compare what they compute in the next iteration, which is rare."""
-        starts = self._position.sample == 0 and is_compared_in_epoch(self._position.epoch)
-        return starts or is_compared_iteration(self.iteration)
 
     def _count_iterations(self, iteration: int, position: Position) -> None:
         """Find out how many iterations there will be, if ``iteration`` begins at ``position``."""
@@ -419,7 +368,7 @@ class BodyRun(BaseRun):
 
     def state_facts(self) -> Facts:
         """The parts of the script's state."""
-        return self._compared.parts()
+        return self._comparison.parts()
 
     def _on_load(self) -> None:
         self.buffers.adopt()

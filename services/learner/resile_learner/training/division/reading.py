@@ -6,6 +6,7 @@ outside of divided calls first uses it, and from then on it reads whole batches.
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +22,7 @@ from ...state.run import Stateful
 from ..data.batches import Batch, BatchPlan, Indices, Position
 from ..data.fetch import Fetched, Fetcher, ShardKey
 from ..data.ledger import Ledger
-from ..data.sources import check_stream
+from ..data.sources import check_stream, plan_batches
 from ..data.stream_shards import StreamShards
 from ..seeds import seeded
 from ..settings import TrainingSettings
@@ -34,6 +35,21 @@ NUM_CHECKED = 4
 """The number of samples that each worker reads twice at its start, to see whether they are the same."""
 LARGE_BYTES = 1 << 20
 """A batch of that size is worth a line if every worker reads all of it."""
+
+
+def plan_bodies(dataset: Any, settings: TrainingSettings) -> BatchPlan:
+    """Plan the batches of an epoch as the loader of a plain loop has them. Raises UsageError."""
+    num_shards = settings.num_shards and min(settings.num_shards, settings.batch_size)  # calls may have more rows
+    return replace(plan_batches(dataset, replace(settings, num_shards=num_shards)), keeps_lone_sample=True)
+
+
+def keys_from(plan: BatchPlan, position: Position) -> Iterator[ShardKey]:
+    """The samples of each batch from ``position`` to the end of its epoch."""
+    epoch = position.epoch
+    while position.epoch == epoch:
+        batch = plan.batch(position)
+        yield ShardKey(epoch, batch.indices)
+        position = batch.next
 
 
 class WholeBatch:
