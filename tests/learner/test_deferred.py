@@ -26,7 +26,7 @@ class Known:
     has_rows = True
     num_asked = 0
 
-    def values(self) -> Tensor:
+    def values(self, tensor: Deferred) -> Tensor:
         self.num_asked += 1
         return VALUES.clone()
 
@@ -50,7 +50,7 @@ def deferred() -> Deferred:
         Tensor.numel,
         Tensor.is_floating_point,
         lambda x: isinstance(x, Tensor),
-        lambda x: x.stride(),
+        lambda x: x.requires_grad,
     ],
 )
 def test_what_is_known_of_a_tensor_needs_no_values(ask: Callable[[Tensor], Any]) -> None:
@@ -124,6 +124,23 @@ def test_other_types_of_values_are_deferred_as_well(convert: Callable[[Tensor], 
     assert torch.equal(found + 0, expected)
 
 
+def test_rows_have_the_memory_format_of_the_whole() -> None:
+    images = torch.rand(4, 3, 5, 5)
+
+    class Images(Known):
+        def values(self, tensor: Deferred) -> Tensor:
+            return images
+
+        def rows(self, rows: slice) -> Tensor:
+            return images[rows]
+
+    tensor = Deferred(Images(), images.shape, images.dtype, images.device)
+    found = tensor.to("cpu", memory_format=torch.channels_last)
+    assert is_deferred(found)
+    assert rows_of(found, slice(1, 3)).is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(rows_of(found, slice(1, 3)), images[1:3])
+
+
 def test_the_name_of_a_type_is_that_of_the_tensor() -> None:
     assert deferred().type() == "torch.FloatTensor"
     assert repr(deferred()) == repr(VALUES)
@@ -173,8 +190,40 @@ def test_rows_that_another_worker_held_are_read_when_it_is_lost() -> None:
 def test_small_tensors_that_others_send_are_not_read() -> None:
     read = Read()
     batch = read.own(slice(0, 2))
-    assert batch.sent == [1]
-    batch.give(1, torch.from_numpy(INDICES))
+    assert batch.sent == ["[1]"]
+    others = [Read().own(slice(lo, lo + 2)).sent_of(slice(lo, lo + 2)) for lo in (0, 2, 4)]
+    assert batch.take(others)
     assert (batch.data[1] == torch.from_numpy(INDICES)).all()
     assert read.indices == INDICES[:2].tolist()
     assert batch.used_bytes == 0
+
+
+class Ratings:
+    """Numbers, of which only some are whole."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> float:
+        return index if index % 2 else index + 0.1
+
+
+@pytest.mark.parametrize("is_sent", [True, False])
+def test_numbers_have_the_type_that_a_whole_batch_has(is_sent: bool) -> None:
+    """PyTorch makes a tensor of integers, of floats, or of both, by the numbers that it is given."""
+    fetcher = Fetcher(Ratings(), seed=0)
+    expected = default_collate([Ratings()[index] for index in INDICES.tolist()])
+
+    def read(indices: Indices) -> Fetched:
+        return fetcher.read(ShardKey(0, indices))
+
+    batch = OwnRows(INDICES, slice(0, 2), read(INDICES[:2]), read=read)
+    assert (batch.data.dtype, expected.dtype) == (torch.int64, torch.float32)
+    if is_sent:
+        held = [slice(lo, lo + 2) for lo in (0, 2, 4)]
+        others = [OwnRows(INDICES, rows, read(INDICES[rows]), read=read).sent_of(rows) for rows in held]
+        assert not batch.take(others)
+    else:
+        batch.data.sum()
+    assert batch.data.dtype == expected.dtype
+    assert torch.equal(batch.data + 0, expected)

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from resile.training import prepare, undivided
 from resile_learner.collectives.device.exchange import ExchangeRound
 from resile_learner.collectives.spec import Abandoned, RoundSpec
-from resile_learner.session import SoloSession, enter_session
+from resile_learner.session import SoloSession, StateLost, enter_session
 from resile_learner.state.run import NoState, RunState, TrainingProgress
 from resile_learner.training.division import call, gathering, passes
 from resile_learner.training.replay import RepeatedRounds, RoundOutcome
@@ -1028,6 +1028,34 @@ def test_a_dataset_that_draws_from_a_generator_of_its_own_is_named() -> None:
         Context().run(run)
 
 
+class OfEpochs(TensorDataset):
+    """Its samples depend on the epoch that the script sets."""
+
+    epoch = 0
+
+    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+        inputs, target = super().__getitem__(index)
+        return inputs + self.epoch, target
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_a_script_changes_in_its_dataset_before_an_epoch_holds_for_its_first_batch(num_workers: int) -> None:
+    def run() -> list[float]:
+        enter_session(SoloSession())
+        model, data = perceptron(), OfEpochs(*dataset().tensors)
+        loader: Any = DataLoader(data, batch_size=BATCH, num_workers=num_workers)
+        _, _, loader = prepare(model, torch.optim.SGD(model.parameters()), loader)
+        shifts = []
+        for epoch in loader.epochs(3):
+            data.epoch = 10 * epoch
+            for number, (inputs, _) in enumerate(loader):
+                expected = dataset().tensors[0][BATCH * number]
+                shifts.append(float((inputs[0] - expected).mean().round()))
+        return shifts
+
+    assert Context().run(run) == [0.0] * 3 + [10.0] * 3 + [20.0] * 3
+
+
 class LossBeside(nn.Module):
     """It returns its loss, and what it was computed from."""
 
@@ -1079,15 +1107,77 @@ def test_large_outputs_are_sent_when_they_are_used(
     assert len(sent) == (0 if body is unused else 2 * EPOCHS * (SAMPLES // BATCH))
 
 
-def test_a_large_output_that_is_first_used_when_it_cannot_be_sent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+def in_metrics(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    """The logits are first used after the step."""
+    optimizer.zero_grad()
+    logits, loss = model(*batch)
+    loss.backward()
+    optimizer.step()
+    printed += [loss.item(), logits.square().mean().item()]
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_a_large_output_that_is_used_after_the_backward_pass_is_sent_with_the_next_calls(
+    recompute: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = train(in_metrics, LossBeside, shards=SHARDS)
+    monkeypatch.setattr(passes, "MAX_SENT_BYTES", 0)
+    sent: list[int] = []
+    late = call.Call.late
+    monkeypatch.setattr(call.Call, "late", lambda self, number: sent.append(number) or late(self, number))
+    found = train(in_metrics, LossBeside, shards=SHARDS, recompute=recompute)
+    assert found.printed == expected.printed
+    assert all(map(torch.equal, found.parameters, expected.parameters))
+    assert sent == [0]
+
+
+def test_a_worker_that_is_lost_with_an_output_that_nobody_can_compute_again_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(passes, "MAX_SENT_BYTES", 0)
+    late = passes.Passes.late
+
+    def lost(self: passes.Passes, shard: int, number: int, *, is_over: bool) -> Tensor | None:
+        if shard == 3:
+            self._left.pop(shard)
+        return late(self, shard, number, is_over=is_over)
+
+    monkeypatch.setattr(passes.Passes, "late", lost)
+    with pytest.raises(StateLost):
+        train(in_metrics, LossBeside, shards=SHARDS)
+
+
+def test_an_output_that_is_used_in_a_later_iteration_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: list[Tensor] = []
+
+    def later(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
         logits, loss = model(*batch)
         loss.backward()
-        logits.argmax(1)
+        kept.append(logits)
+        kept[0].argmax(1) if len(kept) > 1 else None
 
     monkeypatch.setattr(passes, "MAX_SENT_BYTES", 0)
-    with pytest.raises(UsageError, match=r"was first used after backward\(\).* Use it before backward"):
-        train(late, LossBeside, shards=SHARDS)
+    with pytest.raises(UsageError, match="was first used in a later iteration"):
+        train(later, LossBeside, shards=SHARDS)
+
+
+def test_a_model_whose_output_is_too_large_to_be_sent_for_each_batch_is_computed_in_full(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(passes, "MAX_SENT_BYTES", 0)
+    monkeypatch.setattr(call, "MAX_OUTPUT_BYTES", 0)
+    check_like_plain(usual)
+    assert capsys.readouterr().err.count("all workers would receive it: each computes the model in full") == 2
+
+
+def test_a_hook_of_a_layer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    def observed() -> nn.Module:
+        model = perceptron()
+        model[1].register_forward_hook(lambda *_: None)
+        return model
+
+    train(usual, observed, shards=SHARDS)
+    assert "the layer 1 of the model has a hook" in capsys.readouterr().err
 
 
 class Stochastic(nn.Module):
@@ -1171,12 +1261,9 @@ class Unknown:
         (lambda logits: logits.T, r"an output of the model has the shape \(10, 4\) for 4 rows"),
         (Unknown, "an output of the model is a Unknown"),
         (lambda logits: (logits, logits.sum().item()), r"which has no mean: return numbers as tensors"),
-        (lambda logits: logits.repeat(1, 7000), r"an output of the model of a batch have 8 MiB, and all workers"),
     ],
 )
-def test_outputs_that_cannot_be_joined_are_named(outputs: Any, says: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(call, "MAX_OUTPUT_BYTES", 8 << 20)
-
+def test_outputs_that_cannot_be_joined_are_named(outputs: Any, says: str) -> None:
     class Other(nn.Module):
         def __init__(self) -> None:
             super().__init__()

@@ -1197,10 +1197,10 @@ MUTANTS = (
         "",
     ),
     Mutant(
-        "an output is sent late when its parameters have changed",
+        "an output is computed again when its parameters have changed",
         "a worker that takes a shard over computes something else",
-        f"{_DIVISION}.call",
-        "        if self._state != self._state_now():\n",
+        f"{_DIVISION}.passes",
+        "        if is_over and shard not in self._kept:\n",
         "        if False:\n",
     ),
     Mutant(

@@ -44,7 +44,8 @@ class OtherRound(UsageError):
     def __init__(self, who: str) -> None:
         super().__init__(
             f"{who} computed something else in this round: the workers did not end training (stop(), or `break`) at "
-            "the same iteration. Decide it by what is equal on all workers, such as the loop's loss or iteration, and "
+            "the same iteration, or did not all call the model, run its backward pass, or use a large output of it. "
+            "Decide it by what is equal on all workers, such as the loop's loss or iteration, and "
             "not by the time, the rank, or the loss of one batch; what it is compared with, such as the best score so "
             "far, belongs into state={...} of the training call, for workers that join"
         )

@@ -15,6 +15,7 @@ from ..hints import hint_about_files, hint_about_gradients
 from ..messages import Failed, WorkerConfig
 from ..session import PreparedLoop, StateLost
 from ..state.facts import MembersDiffer
+from ..training.division.passes import NOTE
 from ..training.watch.losses import NotANumber
 from .stalls import Stall
 
@@ -43,7 +44,8 @@ def raised(
         return failed(config, f"{error}{place}" if isinstance(error, MembersDiffer | NotANumber) else str(error))
     text = f"{type(error).__name__}: {error}{place}"
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or _CPU_OUT_OF_MEMORY in str(error):
-        hint = "memory ran out: fewer workers or a smaller batch need less"
+        notes = [note for note in getattr(error, "__notes__", []) if note.startswith(NOTE)]
+        hint = notes[0].removeprefix(NOTE) if notes else "memory ran out: fewer workers or a smaller batch need less"
     else:
         hint = (hint_about_gradients(error, loop) if loop is not None else "") or (
             hint_about_files(error) if place and num_workers > 1 else ""

@@ -103,6 +103,11 @@ _COUNTED = (
     "the model changes its buffer {name} by the rows that it is given, which the parts of a batch cannot do for all of "
     f"it, {_IN_FULL}"
 )
+CHANGES_INPUTS = (
+    f"the model changes its inputs in place, which belong to the body of the loop, {_IN_FULL}. Let it change a copy, "
+    "as in `x = x - 0.5` instead of `x -= 0.5`"
+)
+LIST_OF_SAMPLES = f"the model is called with a list of samples, which cannot be cut by rows, {_IN_FULL}"
 UNCERTAIN = (
     "it is not certain how a single value that the model returns for a batch, such as its loss, follows from those of "
     f"its parts, {_IN_FULL}. Return what has a row for each sample, and compute the value in the body of the loop; or "

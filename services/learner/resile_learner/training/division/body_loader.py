@@ -92,7 +92,10 @@ class BodyLoader:
                 self._departure.leave()
                 raise
             if self._is_fresh:
-                raise UsageError("an epoch ended without a loop over the loader: loop over it once in each epoch")
+                raise UsageError(
+                    "an epoch ended without a loop over the loader: loop once in each epoch over the loader that "
+                    "prepare() has returned, and not over the one that it was given"
+                )
             self._run.end_epoch()
             self._advance()
 
@@ -152,8 +155,9 @@ class BodyLoader:
             while self._iteration is not None and self._iteration.epoch == epoch:
                 self._is_fresh = False
                 self._started.begin_script()
+                data = self._iteration.samples.data
                 self._started.begin_body()
-                yield self._iteration.samples.data
+                yield data
                 if self._iteration.ends_epoch or self._iteration.number + 1 == self.iterations_total:
                     break
                 self._advance()

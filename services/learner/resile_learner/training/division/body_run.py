@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -40,8 +41,8 @@ from ..settings import TrainingSettings, facts_of
 from ..stragglers import Pace
 from .accumulated import AccumulatedGradients
 from .comparison import Comparison
-from .division import Division, UndividedModels
-from .reading import DatasetBatches, OwnRows, StreamBatches, WholeBatch, plan_bodies
+from .division import Division, KnownModels
+from .reading import DatasetBatches, OwnRows, Read, StreamBatches, WholeBatch, plan_bodies
 from .rows import Cut, cut_into
 from .variables import LoopVariables
 
@@ -49,12 +50,22 @@ from .variables import LoopVariables
 class BodyIteration:
     """One batch, and the rounds that the body of the loop has run for it."""
 
-    def __init__(self, number: int, batch: Batch, samples: WholeBatch | OwnRows, *, num_before: int) -> None:
+    def __init__(
+        self,
+        number: int,
+        position: Position,
+        read: Callable[[], Read],
+        *,
+        num_before: int,
+    ) -> None:
         self.number = number
+        self.epoch = position.epoch
+        """The epoch, from 0."""
         self.num_before = num_before
         """How many batches of its epoch come before it."""
-        self.batch = batch
-        self.samples = samples
+        self.next: Position | None = None
+        """Where the next batch begins, if the script has decided it."""
+        self._read = read
         self.num_calls = 0
         self.newest: RoundResult | None = None
         self.fetched: Indices = NO_INDICES
@@ -64,10 +75,20 @@ class BodyIteration:
         """In data, compute and callback."""
         self.processor = time.process_time()
 
+    @cached_property
+    def _content(self) -> Read:
+        """Read when the script asks for its first batch, since it may change its dataset before."""
+        return self._read()
+
     @property
-    def epoch(self) -> int:
-        """The epoch, from 0."""
-        return self.batch.epoch
+    def batch(self) -> Batch:
+        """What is counted when it is committed."""
+        return self._content[0]._replace(next=self.next) if self.next else self._content[0]
+
+    @property
+    def samples(self) -> WholeBatch | OwnRows:
+        """What the body gets."""
+        return self._content[1]
 
     @property
     def begins_epoch(self) -> bool:
@@ -117,7 +138,7 @@ class BodyRun(BaseRun):
         self._digest = RollingDigest(list(models.parameters()))
         self.accumulated = AccumulatedGradients([each for each in models.parameters() if each.requires_grad])
         self._ledger = self._batches.ledger()
-        self.undivided = UndividedModels()
+        self._known = KnownModels()
         self._comparison = Comparison(models, optimizers, settings.state, self.buffers)
         self._attributes = ScriptAttributes(models, optimizers)
         self._variables = variables
@@ -144,7 +165,7 @@ class BodyRun(BaseRun):
             schedule=self._schedule,
         )
         each = models if isinstance(models, nn.ModuleList) else [models]
-        self._divisions = [Division(model, self, self.undivided, number=number) for number, model in enumerate(each)]
+        self._divisions = [Division(model, self, self._known, number=number) for number, model in enumerate(each)]
         self._count_iterations(0, Position())
 
     def iterations(self) -> Generator[BodyIteration, None, None]:
@@ -163,13 +184,9 @@ class BodyRun(BaseRun):
                 raise
 
     def _iterate(self) -> Iterator[BodyIteration]:
-        phases = self.session.phases
-        phases.enter("data")
-        num_before = self._position.sample // self.plan.batch_size
-        batch, samples = self._batches.read(self._position)
-        if not self._batches.has_known_length:
-            self._count_iterations(self.iteration, self._position)
-        self._open = opened = BodyIteration(self.iteration, batch, samples, num_before=num_before)
+        phases, position = self.session.phases, self._position
+        num_before = position.sample // self.plan.batch_size
+        self._open = opened = BodyIteration(self.iteration, position, self._read, num_before=num_before)
         assert self._determinism is not None
         self._determinism.begin_iteration()
         self._comparison.begin_iteration(self.iteration, self._position, self.session.view)
@@ -183,11 +200,20 @@ class BodyRun(BaseRun):
         if opened.newest is None:
             self._exchange_headers()
         self._comparison.end_iteration(self.session.view)
-        if (message := self._batches.close(opened.samples)) and not self.undivided.numbers:
+        if (message := self._batches.close(opened.samples)) and not self._known.undivided:
             self.warn(message)
         assert opened.newest is not None
         newest = replace(opened.newest, totals=replace(opened.newest.totals, indices=opened.fetched))
         self._protocol.commit_body(opened.batch, newest, loss=opened.loss)
+
+    def _read(self) -> Read:
+        """Read the batch of the open iteration."""
+        self.session.phases.enter("data")
+        batch, samples = self._batches.read(self._position)
+        if not self._batches.has_known_length:
+            self._count_iterations(self.iteration, self._position)
+        self.session.phases.enter("callback")
+        return batch, samples
 
     def _held_rows(self, num_rows: int) -> slice | None:
         """The rows of this worker's shards in a batch, those of the first one if it has none; None if it is alone."""
@@ -334,9 +360,9 @@ class BodyRun(BaseRun):
         assert opened is not None
         if opened.ends_epoch or opened.number + 1 == self.iterations_total:
             return
-        opened.batch = opened.batch._replace(next=Position(opened.epoch + 1, 0))
+        opened.next = Position(opened.epoch + 1, 0)
         self._batches.restart()
-        self._count_iterations(opened.number + 1, opened.batch.next)
+        self._count_iterations(opened.number + 1, opened.next)
 
     def _count_iterations(self, iteration: int, position: Position) -> None:
         """Find out how many iterations there will be, if ``iteration`` begins at ``position``."""
@@ -389,7 +415,7 @@ class BodyRun(BaseRun):
             "attributes": self._attributes,
             "received": self._received,
             "variables": self._variables,
-            "undivided": self.undivided,
+            "known models": self._known,
         }
 
     def _facts(self) -> Facts:

@@ -11,24 +11,29 @@ from torch.utils._pytree import TreeSpec
 from resile_shared.errors import UsageError
 
 from ...collectives.tree import Interval, ranges
+from ...session import StateLost
 from ...state.facts import Facts
 from ..digest import content_digest
 from ..header import ComputedShards, PartialSums, fold_leaves
 from ..seeds import seeded
 from ..slots import local_plan
 from ..watch.repeatability import ShardFingerprint
-from .additivity import UNCERTAIN, counted, differences, kept
+from .additivity import CHANGES_INPUTS, UNCERTAIN, counted, differences, kept
 from .deferred import Deferred
 from .exchanging import Divided
 from .gathering import ShardTensors
 from .hooks import ParameterHooks
 from .losses import Term, combined, shares, terms_of
 from .passes import Gradients, Passes
-from .rows import MAX_BYTES, MAX_OUTPUT_BYTES, MAX_SENT_BYTES, Cut, check_size, quick_digest, weight
+from .rows import MAX_BYTES, MAX_OUTPUT_BYTES, MAX_SENT_BYTES, Cut, quick_digest, weight
 
 
 class Undividable(Exception):
     """What a call returns cannot be put together from what its shards have."""
+
+
+class Repeat(Exception):
+    """A call is to be repeated, since a worker by itself has seen a batch that is not what all have seen."""
 
 
 class Call:
@@ -41,7 +46,13 @@ class Call:
         run.buffers.adopt_changed()  # by the script, or by calls that were computed in full
         self._seed = run.next_seed()
         self._passes = Passes(
-            model, leaves, spec, cut, seed=self._seed, share=lambda number, shard: self._shares[number][shard]
+            model,
+            leaves,
+            spec,
+            cut,
+            seed=self._seed,
+            share=lambda number, shard: self._shares[number][shard],
+            sent_at_once=model.sent_at_once,
         )
         self._batch = run.sent_with_outputs(cut)
         """The batch of which small tensors are sent with the outputs, if any."""
@@ -50,9 +61,9 @@ class Call:
         self._sent = ShardTensors(cut.num_shards, self._sent_of)
         self._shares: dict[int, list[float]] = {}
         """By how much each shard counts in an output that is a single value, by the number of the output."""
-        self._late_gradients: dict[int, Tensor] = {}
-        """Gradients of outputs that were sent late, by their number."""
-        self._state = self._state_now()
+        self._iteration = run.iteration
+        self._versions = self._parameter_versions()
+        self._is_over = False
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -61,27 +72,12 @@ class Call:
 
     @property
     def is_differentiable(self) -> list[bool]:
-        """Whether each of the outputs that `forward` returns depends on parameters or inputs that want a gradient."""
-        return [each.is_differentiable for each in self._passes.outputs if not each.is_late]
+        """Whether each output depends on parameters or inputs that want a gradient."""
+        return [each.is_differentiable for each in self._passes.outputs]
 
-    def is_output_differentiable(self, number: int) -> bool:
-        """Whether output ``number`` depends on parameters or inputs that want a gradient."""
-        return self._passes.outputs[number].is_differentiable
-
-    def outputs(self, tensors: Sequence[Tensor], link: Tensor) -> Any:
-        """Return the outputs with their structure, from the ``tensors`` that `forward` returned.
-
-        Those that are sent late are deferred; ``link`` leads their gradients to this call.
-        """
-        sent = iter(tensors)
-        return self._passes.structured(
-            [
-                Deferred(_LateOutput(self, number, link), each.shape, each.dtype, each.device)
-                if each.is_late
-                else next(sent)
-                for number, each in enumerate(self._passes.outputs)
-            ]
-        )
+    def outputs(self, tensors: Sequence[Tensor]) -> Any:
+        """Return the outputs with their structure, from the ``tensors`` that `forward` returned."""
+        return self._passes.structured(tensors)
 
     def check(self) -> None:
         """Raise Undividable if outputs of a row depend on other rows, by as many of them as a shard has.
@@ -98,7 +94,7 @@ class Call:
 
         with seeded(self._seed):
             looks = (look(self._model.model, compute, rows) for look in (kept, counted, differences))
-            found = next(filter(None, looks), [])
+            found = next(filter(None, looks), [CHANGES_INPUTS] if self._passes.changes_inputs else [])
         self._run.buffers.restore()
         if found:
             raise Undividable("; and ".join(found))
@@ -108,7 +104,7 @@ class Call:
         self._passes.undo()
 
     def forward(self) -> list[Tensor]:
-        """Compute this worker's shards, and return those outputs of all that are sent at once."""
+        """Compute this worker's shards, and return the outputs of all; those that are sent late are deferred."""
         run = self._run
         with seeded(self._seed):
             result = run.exchange(
@@ -121,10 +117,14 @@ class Call:
         sent = {number: each for number, each in enumerate(self._passes.outputs) if not each.is_late}
         parts = {number: [next(shard) for shard in shards] for number in sent}
         terms = {number: [next(shard) for shard in shards] for number in sent}
-        if self._batch:
-            for number in self._batch.sent:
-                self._batch.give(number, torch.cat([next(shard) for shard in shards]).cpu())
-        return [self._joined(number, parts[number], terms[number]).to(each.device) for number, each in sent.items()]
+        if self._batch and not self._batch.take([list(shard) for shard in shards]):
+            raise Repeat
+        return [
+            Deferred(_LateOutput(self, number), each.shape, each.dtype, each.device)
+            if each.is_late
+            else self._joined(number, parts[number], terms[number]).to(each.device)
+            for number, each in enumerate(self._passes.outputs)
+        ]
 
     def _compute_forward(self) -> ComputedShards:
         run, held = self._run, self._held()
@@ -162,7 +162,7 @@ class Call:
         computed = self._passes.computed(shard).outputs
         outputs = [each for each, known in zip(computed, self._passes.outputs, strict=True) if not known.is_late]
         terms = [[] if each.dim() else terms_of(each) for each in outputs]
-        batch = [self._batch.rows(each, self._cut.rows(shard)) for each in self._batch.sent] if self._batch else []
+        batch = self._batch.sent_of(self._cut.rows(shard)) if self._batch else []
         return [
             *(each.detach() for each in outputs),
             *(torch.tensor(each, dtype=torch.float64).reshape(-1, 3) for each in terms),
@@ -181,16 +181,35 @@ class Call:
         return combined(parts, found)
 
     def late(self, number: int) -> Tensor:
-        """Return output ``number``, which is sent now."""
+        """Return output ``number``, which is sent now.
+
+        If the script first uses it after the backward pass, it cannot be computed again for a worker that is lost
+        meanwhile: from then on it is sent at once. Raises StateLost if one is.
+        """
         output = self._passes.outputs[number]
-        if self._state != self._state_now():
+        if self._run.iteration != self._iteration:
             raise UsageError(
-                f"an output of the model of {output.num_bytes / (1 << 20):.1f} MiB was first used after backward(), or "
-                f"in another iteration: outputs of more than {MAX_SENT_BYTES >> 20} MiB are sent when the body uses "
-                "them. Use it before backward(), as in `guesses = logits.argmax(-1)`"
+                f"an output of the model, of {output.num_bytes / (1 << 20):.1f} MiB, was first used in a later "
+                f"iteration: outputs of more than {MAX_SENT_BYTES >> 20} MiB are sent when the body uses them. Use it "
+                "in the body that has called the model, as in `guesses = logits.argmax(-1)`"
             )
-        check_size(output.num_bytes, what="an output of the model", most=MAX_OUTPUT_BYTES)
-        rows = ShardTensors(self._cut.num_shards, lambda shard: [self._passes.computed(shard).outputs[number].detach()])
+        is_over = self._is_over or self._versions != self._parameter_versions()
+        if output.num_bytes > MAX_OUTPUT_BYTES:
+            self._model.compute_in_full(
+                f"an output of the model has {output.num_bytes >> 20} MiB for a batch, and the body of the loop uses "
+                "it, so that all workers would receive it: each computes the model in full instead, as long as one "
+                "worker would take. Compute the loss in the model, and return what is small"
+            )
+        elif is_over:
+            self._model.send_at_once(number)
+
+        def compute(shard: int) -> list[Tensor]:
+            computed = self._passes.late(shard, number, is_over=is_over)
+            if computed is None:  # another worker had it, which was lost
+                raise StateLost
+            return [computed]
+
+        rows = ShardTensors(self._cut.num_shards, compute)
         with seeded(self._seed):
             self._complete(rows)
         return torch.cat([part for (part,) in rows.all(self._device)]).to(output.device)
@@ -198,24 +217,23 @@ class Call:
     def backward(self, gradients: Gradients) -> list[Tensor | None]:
         """Add the gradients of all shards to those of the parameters; return those of the inputs that are tensors.
 
-        ``gradients`` are those of the outputs that `forward` returned.
+        ``gradients`` are those of the outputs.
         """
         if torch.is_grad_enabled():
             raise UsageError(
                 "a gradient of a gradient goes through a prepared model (create_graph=True): compute this call in full "
                 "on each worker, as in `with resile.training.undivided(): score = critic(x)`"
             )
-        model, outputs = self._model, self._passes.outputs
-        sent, late, self._late_gradients = iter(gradients), self._late_gradients, {}
-        of_outputs = [late.get(number) if each.is_late else next(sent) for number, each in enumerate(outputs)]
-        of_inputs = ShardTensors(self._cut.num_shards, lambda shard: self._passes.input_gradients(shard, of_outputs))
+        self._passes.check_inputs()
+        model = self._model
+        of_inputs = ShardTensors(self._cut.num_shards, lambda shard: self._passes.input_gradients(shard, gradients))
         hooks = ParameterHooks(model.parameters)
         before = [parameter.grad for parameter in model.parameters]
         try:
             with seeded(self._seed), hooks.suspended():
                 result = self._run.exchange(
-                    lambda: self._compute_backward(of_outputs, of_inputs),
-                    lambda: {"output_gradients": quick_digest(of_outputs)},
+                    lambda: self._compute_backward(gradients, of_inputs),
+                    lambda: {"output_gradients": quick_digest(gradients)},
                     sums_of=model.gradients,
                 )
                 if any(self._passes.wants_gradient):
@@ -227,14 +245,10 @@ class Call:
         self._run.accumulated.on_backward()
         model.gradients.add(result.totals.used, hooks.replaced)
         hooks.follow(result.totals.used)
-        self._state = ()
+        self._is_over = True
         return self._joined_gradients(of_inputs)
 
-    def add_late_gradient(self, number: int, gradient: Tensor) -> None:
-        """Take the gradient of an output that was sent late, before `backward`."""
-        self._late_gradients[number] = gradient
-
-    def _compute_backward(self, of_outputs: Gradients, of_inputs: ShardTensors) -> ComputedShards:
+    def _compute_backward(self, gradients: Gradients, of_inputs: ShardTensors) -> ComputedShards:
         folded, held = self._model.gradients, self._held()
         folded.clear()
         of_inputs.forget_own()
@@ -247,7 +261,7 @@ class Call:
                 folded.overlap(plan, opened.exchange.push)
             else:
                 folded.expect(step)
-            of_inputs.keep(shard, self._passes.backward(shard, computed, of_outputs))
+            of_inputs.keep(shard, self._passes.backward(shard, computed, gradients))
             if not is_last:
                 folded.fold(step)
         folded.push_rest(opened.exchange.push)
@@ -301,13 +315,12 @@ class Call:
     def _device(self) -> torch.device:
         return next((each.device for each in self.tensors), torch.device("cpu"))
 
-    def _state_now(self) -> tuple[int, ...]:
-        """What is another one when outputs cannot be computed again."""
-        return (self._run.iteration, *(parameter._version for parameter in self._model.parameters))
+    def _parameter_versions(self) -> list[int]:
+        return [parameter._version for parameter in self._model.parameters]
 
 
 class DividedCall(torch.autograd.Function):
-    """A call of a divided model, as PyTorch's autograd sees it: its outputs, and a link to it for late ones."""
+    """A call of a divided model, as PyTorch's autograd sees it."""
 
     @staticmethod
     def forward(ctx: Any, call: Call, anchor: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -318,45 +331,40 @@ class DividedCall(torch.autograd.Function):
         ctx.mark_non_differentiable(
             *(each for each, differs in zip(outputs, call.is_differentiable, strict=True) if not differs)
         )
-        return *outputs, torch.zeros(())
+        return tuple(outputs)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Any, ...]:
         """Compute the gradients of the inputs, and those of the parameters."""
-        return None, None, *ctx.call.backward(gradients[:-1])
+        return None, None, *ctx.call.backward(gradients)
 
 
 class _LateOutput:
-    """An output that is sent when the body uses it."""
+    """Where the values of an output are that is sent when the body uses it."""
 
     has_rows = False
 
-    def __init__(self, call: Call, number: int, link: Tensor) -> None:
+    def __init__(self, call: Call, number: int) -> None:
         self._call = call
         self._number = number
-        self._link = link
 
-    def values(self) -> Tensor:
-        with torch.inference_mode(False), torch.enable_grad():
-            found: Tensor = _Sending.apply(self._call, self._number, self._link)  # type: ignore[no-untyped-call]
+    def values(self, tensor: Deferred) -> Tensor:
+        with torch.inference_mode(False), torch.enable_grad(), torch._C.DisableTorchFunctionSubclass():
+            found: Tensor = _Sending.apply(tensor, self._call, self._number)  # type: ignore[no-untyped-call]
         return found
 
     def rows(self, rows: slice) -> Tensor:
-        return self.values()[rows]
+        """Never called: it costs what all values do."""
+        raise NotImplementedError
 
 
 class _Sending(torch.autograd.Function):
-    """Sends an output late; its backward pass comes before that of the call, to which ``link`` leads."""
+    """Sends an output that the call has returned without values."""
 
     @staticmethod
-    def forward(ctx: Any, call: Call, number: int, link: Tensor) -> Tensor:
-        ctx.call, ctx.number = call, number
-        found = call.late(number)
-        if not call.is_output_differentiable(number):
-            ctx.mark_non_differentiable(found)
-        return found
+    def forward(ctx: Any, tensor: Tensor, call: Call, number: int) -> Tensor:
+        return call.late(number)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Any, ...]:
-        ctx.call.add_late_gradient(ctx.number, gradient)
-        return None, None, torch.zeros(())
+        return gradient, None, None

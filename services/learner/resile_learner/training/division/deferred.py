@@ -1,5 +1,6 @@
 """Tensors whose values are obtained where the script first uses them: until then it knows shape, type and device."""
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -7,21 +8,21 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from resile_shared.errors import UsageError
+
 _KNOWN = {
     Tensor.dim,
     Tensor.size,
     Tensor.numel,
     Tensor.nelement,
     Tensor.element_size,
-    Tensor.stride,
-    Tensor.is_contiguous,
     Tensor.is_floating_point,
     Tensor.is_complex,
     Tensor.__len__,
     Tensor.get_device,
     *(
         getattr(Tensor, name).__get__
-        for name in ("shape", "dtype", "device", "layout", "ndim", "nbytes", "itemsize", "is_cuda")
+        for name in ("shape", "dtype", "device", "layout", "ndim", "nbytes", "itemsize", "is_cuda", "requires_grad")
     ),
 }
 """What is known without the values."""
@@ -47,8 +48,8 @@ class Source(Protocol):
     has_rows: bool
     """Whether some rows cost less than all values; if not, the values belong to the graph of autograd."""
 
-    def values(self) -> Tensor:
-        """All values."""
+    def values(self, tensor: "Deferred") -> Tensor:
+        """All values of ``tensor``."""
 
     def rows(self, rows: slice) -> Tensor:
         """The values of some rows."""
@@ -63,11 +64,14 @@ class Deferred(Tensor):
     source: Source
     obtained: Tensor | None
     """All values, once something has used them."""
+    _version_obtained: int
+    _conversions: list[weakref.ref["Deferred"]]
+    """Tensors of other types that were made of it: of its values before they are changed in place."""
 
     def __new__(cls, source: Source, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> "Deferred":
         """Return a tensor that knows no values yet."""
         made = Tensor._make_wrapper_subclass(cls, shape, dtype=dtype, device=device)
-        made.source, made.obtained = source, None
+        made.source, made.obtained, made._version_obtained, made._conversions = source, None, 0, []
         return made
 
     def __init__(self, *_: Any) -> None:
@@ -80,10 +84,14 @@ class Deferred(Tensor):
         if func in _KNOWN and args[0].obtained is None:
             with torch._C.DisableTorchFunctionSubclass():
                 return func(*args, **kwargs)
-        if func in _CONVERTED and has_rows(args[0]):
+        if func in _CONVERTED and has_rows(args[0]) and args[0].obtained is None:
             return args[0]._converted(func, args[1:], kwargs)
-        args, kwargs = tree_map_only(Deferred, values_of, (args, kwargs))
-        return func(*args, **kwargs)
+        given, more = tree_map_only(Deferred, values_of, (args, kwargs))
+        result = func(*given, **more)
+        if func in _REQUIRING:
+            _require_gradient(args[0])
+        changed = kwargs.get("out", args[0] if args else None)
+        return changed if isinstance(changed, Deferred) and result is changed.obtained else result
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -91,15 +99,34 @@ class Deferred(Tensor):
         args, kwargs = tree_map_only(Deferred, values_of, (args, kwargs or {}))
         return func(*args, **kwargs)
 
+    @property
+    def is_changed(self) -> bool:
+        """Whether its values were changed in place, or want a gradient."""
+        values = self.obtained
+        return values is not None and (values._version != self._version_obtained or values.requires_grad)
+
+    def obtain(self) -> Tensor:
+        """Return all values."""
+        if self.obtained is None:
+            self.obtained = self.source.values(self)
+            self._version_obtained = self.obtained._version
+            for each in self._conversions:
+                if (conversion := each()) is not None:
+                    conversion.obtain()
+        return self.obtained
+
     def _converted(self, func: Callable[..., Tensor], args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         args, kwargs = tree_map_only(Deferred, values_of, (args, kwargs))
-        like = func(torch.empty(0, dtype=self.dtype, device=self.device), *args, **kwargs)
+        like = func(torch.empty((0, *self.shape[1:]), dtype=self.dtype, device=self.device), *args, **kwargs)
         if not isinstance(like, Tensor):  # tensor.type() returns a name
             return func(values_of(self), *args, **kwargs)
-        if (like.dtype, like.device) == (self.dtype, self.device) and not kwargs.get("copy"):
+        may_copy = bool(kwargs.keys() & {"copy", "memory_format"}) or any(each is True for each in args)
+        if (like.dtype, like.device) == (self.dtype, self.device) and not may_copy:
             return self
         source = _Converted(self, lambda values: func(values, *args, **kwargs))
-        return Deferred(source, self.shape, like.dtype, like.device)
+        made = Deferred(source, self.shape, like.dtype, like.device)
+        self._conversions.append(weakref.ref(made))
+        return made
 
 
 class _Converted:
@@ -109,20 +136,33 @@ class _Converted:
         self._before = before
         self._convert = convert
 
-    def values(self) -> Tensor:
+    def values(self, tensor: Deferred) -> Tensor:
         return self._convert(values_of(self._before))
 
     def rows(self, rows: slice) -> Tensor:
         return self._convert(rows_of(self._before, rows))
 
 
+class Stored:
+    """Values that are there: those of a tensor that was deferred on another worker."""
+
+    has_rows = True
+
+    def __init__(self, values: Tensor) -> None:
+        self._values = values
+
+    def values(self, tensor: Deferred) -> Tensor:
+        """See `Source`."""
+        return self._values
+
+    def rows(self, rows: slice) -> Tensor:
+        """See `Source`."""
+        return self._values[rows]
+
+
 def values_of(tensor: Tensor) -> Tensor:
     """Return all values of a tensor, which are obtained if they are deferred."""
-    if not isinstance(tensor, Deferred):
-        return tensor
-    if tensor.obtained is None:
-        tensor.obtained = tensor.source.values()
-    return tensor.obtained
+    return tensor.obtain() if isinstance(tensor, Deferred) else tensor
 
 
 def rows_of(tensor: Tensor, rows: slice) -> Tensor:
@@ -138,5 +178,23 @@ def is_deferred(tensor: object) -> bool:
 
 
 def has_rows(tensor: object) -> bool:
-    """Whether some rows of ``tensor`` cost less than all values."""
-    return isinstance(tensor, Deferred) and tensor.obtained is None and tensor.source.has_rows
+    """Whether ``tensor`` is of a batch as it was read, or will be: workers may have obtained different parts of it."""
+    return isinstance(tensor, Deferred) and tensor.source.has_rows and not tensor.is_changed
+
+
+def _require_gradient(tensor: Deferred) -> None:
+    """Refuse a gradient that does not reach the values, where PyTorch has taken ``tensor`` itself as their leaf."""
+    with torch._C.DisableTorchFunctionSubclass():
+        if not tensor.requires_grad and tensor.is_floating_point():
+            tensor.requires_grad_()
+            tensor.register_hook(_refuse)  # type: ignore[no-untyped-call]
+
+
+def _refuse(gradient: Tensor) -> None:
+    raise UsageError(
+        "a gradient of a tensor of the loader's batch goes through a function of your own, or a compiled one: give it "
+        "a copy, as in `x = x.clone().requires_grad_()`"
+    )
+
+
+_REQUIRING = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]

@@ -1,6 +1,6 @@
 """What calls of a divided model need of the run that it is trained in, and of the model."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -78,6 +78,16 @@ class Divided(Protocol):
     model: nn.Module
     parameters: list[Tensor]
     gradients: Gradients
+
+    @property
+    def sent_at_once(self) -> Container[int]:
+        """The numbers of the outputs that are sent with each call, whatever their size."""
+
+    def send_at_once(self, number: int) -> None:
+        """Send output ``number`` with each call from now on."""
+
+    def compute_in_full(self, reason: str) -> None:
+        """Compute calls in full on each worker from now on."""
 
     def compute(self, args: Any, kwargs: Any) -> Any:
         """Compute a shard."""

@@ -1,6 +1,6 @@
 """The forward and backward passes of a call's shards on one worker, whichever of them it holds."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -13,7 +13,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from resile_shared.errors import UsageError
 
 from ..seeds import mix, seed_all
-from .deferred import is_deferred, rows_of, values_of
+from .deferred import Deferred, is_deferred, rows_of, values_of
 from .exchanging import Divided
 from .rows import MAX_SENT_BYTES, Cut, check_outputs
 
@@ -30,16 +30,13 @@ class Output(NamedTuple):
     dtype: torch.dtype
     device: torch.device
     is_differentiable: bool
+    is_late: bool
+    """Whether it is sent only when the body uses it."""
 
     @property
     def num_bytes(self) -> int:
         """The size of all rows."""
         return prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def is_late(self) -> bool:
-        """Whether it is sent only when the body uses it."""
-        return not self.is_single and self.num_bytes > MAX_SENT_BYTES
 
 
 @dataclass
@@ -56,7 +53,8 @@ class Shard:
 class Passes:
     """Computes shards of one call of ``model``, cut from ``leaves``, its inputs, whose structure is ``spec``.
 
-    ``share(number, shard)`` is by how much a shard counts in an output that is a single value.
+    ``share(number, shard)`` is by how much a shard counts in an output that is a single value. Outputs with the numbers
+    ``sent_at_once`` are never late.
     """
 
     def __init__(
@@ -68,10 +66,13 @@ class Passes:
         *,
         seed: int,
         share: Callable[[int, int], float],
+        sent_at_once: Container[int],
     ) -> None:
         self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         """The inputs that are tensors."""
         self.wants_gradient = [not is_deferred(each) and each.requires_grad for each in self.tensors]
+        self.changes_inputs = False
+        """Whether the model changes its inputs in place."""
         self.outputs: list[Output] = []
         """Those outputs that are tensors."""
         self._model = model
@@ -81,7 +82,10 @@ class Passes:
         self._cut = cut
         self._seed = seed
         self._share = share
+        self._sent_at_once = sent_at_once
         self._buffers_before = model.run.buffers.committed()
+        self._versions = [each._version for each in model.parameters]
+        self._input_versions = [_version(each) for each in self.tensors]
         self._autocast = [
             (device, torch.get_autocast_dtype(device))
             for device in {"cpu", *(each.device.type for each in self.tensors)}
@@ -93,6 +97,8 @@ class Passes:
         """The outputs, but for tensors."""
         self._kept: dict[int, Shard] = {}
         """From the forward to the backward pass."""
+        self._left: dict[int, dict[int, Tensor]] = {}
+        """The late outputs of each shard, by their numbers, after the backward pass."""
 
     @property
     def constants(self) -> list[Any]:
@@ -122,6 +128,11 @@ class Passes:
         """Return a shard with its graph, computed again if another worker held it, or if the graph is gone."""
         if shard in self._kept:
             return self._kept[shard]
+        if [each._version for each in self._model.parameters] != self._versions:
+            raise UsageError(
+                "parameters of the model were changed after a call and before its backward pass, for which it is "
+                "computed again: step the optimizer after backward()"
+            )
         buffers = self._run.buffers
         now = buffers.committed()
         buffers.reset(self._buffers_before)
@@ -130,6 +141,26 @@ class Passes:
         if not self._run.recomputes:
             self._kept[shard] = computed
         return computed
+
+    def late(self, shard: int, number: int, *, is_over: bool) -> Tensor | None:
+        """Return a late output of a shard.
+
+        When it ``is_over``, so that it cannot be computed again: None if this worker has not computed it.
+        """
+        if shard in self._left:
+            return self._left[shard][number]
+        if is_over and shard not in self._kept:
+            return None
+        return self.computed(shard).outputs[number].detach()
+
+    def check_inputs(self) -> None:
+        """Raise UsageError if inputs were changed in place since the call, which may be computed again."""
+        for before, tensor in zip(self._input_versions, self.tensors, strict=True):
+            if _version(tensor) != before:
+                raise UsageError(
+                    "an input of the model was changed in place after the call and before its backward pass, which "
+                    "needs it as it was: change a copy, as in `x = x + 1` instead of `x += 1`"
+                )
 
     def drop(self, shard: int) -> None:
         """Free the graph of a shard."""
@@ -149,12 +180,14 @@ class Passes:
                 f"the model returned {self.constants} for one part of a batch and {other} for another, which has no "
                 "mean: return numbers as tensors, as in loss.detach() instead of loss.item()"
             )
-        self.outputs = [self._known(each) for each in _tensors(outputs)]
+        self.outputs = [self._known(number, each) for number, each in enumerate(_tensors(outputs))]
         return Shard(_tensors(inputs), _tensors(outputs))
 
-    def _known(self, output: Tensor) -> Output:
+    def _known(self, number: int, output: Tensor) -> Output:
         shape = (self._cut.num_rows, *output.shape[1:]) if output.dim() else ()
-        return Output(not output.dim(), shape, output.dtype, output.device, output.requires_grad)
+        is_large = prod(shape) * output.dtype.itemsize > MAX_SENT_BYTES
+        is_late = bool(output.dim()) and is_large and number not in self._sent_at_once
+        return Output(not output.dim(), shape, output.dtype, output.device, output.requires_grad, is_late)
 
     def _compute_rows(self, rows: slice, shard: int) -> tuple[list[Any], list[Any]]:
         """Return the inputs of ``rows``, and their outputs, without structure."""
@@ -168,19 +201,21 @@ class Passes:
             for device, dtype in self._autocast:
                 stack.enter_context(torch.autocast(device, dtype=dtype))
             outputs, self._structure = tree_flatten(self._model.compute(args, kwargs))
+        self.changes_inputs = self.changes_inputs or any(each._version for each in _tensors(inputs))
         return inputs, outputs
 
     def _part(self, leaf: Any, rows: slice) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        part = (rows_of(leaf, rows) if self._cut.is_by_rows(leaf) else values_of(leaf)).detach()
-        if part.data_ptr() % _ALIGNMENT:
-            part = part.clone()
-        return part.requires_grad_(not is_deferred(leaf) and leaf.requires_grad)
+        part = rows_of(leaf, rows) if self._cut.is_by_rows(leaf) else values_of(leaf)
+        # A copy, which may be changed, and begins where all memory of PyTorch does: kernels may depend on that.
+        return part.detach().clone().requires_grad_(not is_deferred(leaf) and leaf.requires_grad)
 
     def backward(self, shard: int, computed: Shard, gradients: Gradients) -> list[Tensor]:
         """Run the backward pass of a shard; return the gradients of its inputs, as `input_gradients` does."""
         self.drop(shard)
+        known = zip(self.outputs, computed.outputs, strict=True)
+        self._left[shard] = {number: each.detach() for number, (it, each) in enumerate(known) if it.is_late}
         outputs, of_outputs = self._differentiated(shard, computed, gradients)
         if outputs:
             with self._run.computing_gradients(outputs), _explained_memory():
@@ -221,7 +256,7 @@ def _explained_memory() -> Iterator[None]:
     except RuntimeError as error:
         if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
             error.add_note(
-                "resile: prepare(..., recompute=True) keeps no activations from the forward to the backward pass, and "
+                f"{NOTE}prepare(..., recompute=True) keeps no activations from the forward to the backward pass, and "
                 "with a higher num_shards each pass has fewer samples"
             )
         raise
@@ -232,10 +267,17 @@ def _dense(gradients: Sequence[tuple[Tensor, Tensor | None]]) -> list[Tensor]:
     return [*dense, torch.tensor([given is not None for _, given in gradients])]
 
 
+def _version(tensor: Tensor) -> int:
+    """How often a tensor was changed in place, or a number that stands for it where that is not counted."""
+    if isinstance(tensor, Deferred):
+        return int(tensor.is_changed)
+    return 0 if tensor.is_inference() else tensor._version
+
+
 def _tensors(values: Sequence[Any]) -> list[Tensor]:
     return [each for each in values if isinstance(each, Tensor)]
 
 
+NOTE = "resile: "
+"""How a note that is added to an error of PyTorch begins."""
 _TENSOR = object()
-_ALIGNMENT = 64
-"""Of the memory that PyTorch allocates. Rows begin like that wherever they come from: kernels may depend on it."""

@@ -5,15 +5,16 @@ outside of divided calls first uses it, and from then on it reads whole batches.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
+from zlib import crc32
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import keystr, tree_flatten, tree_flatten_with_path, tree_unflatten
 from torch.utils.data import default_collate
 
 from ...session import View
@@ -69,6 +70,28 @@ class WholeBatch:
         return self._indices[rows]
 
 
+class _Part(NamedTuple):
+    """Some rows of a batch, as they were read."""
+
+    indices: Indices
+    tensors: dict[str, Tensor]
+    """By their place in the structure of the batch."""
+
+    @classmethod
+    def of(cls, fetched: Fetched) -> "_Part":
+        """Return what was read."""
+        return cls(fetched.indices, {keystr(path): leaf for path, leaf in tree_flatten_with_path(fetched.batch)[0]})
+
+    @property
+    def kind(self) -> str:
+        """What all parts of a batch have in common, unless what is collated depends on all of its samples."""
+        return repr(sorted((place, str(each.dtype), each.shape[1:]) for place, each in self.tensors.items()))
+
+    def rows(self, rows: slice) -> "_Part":
+        """Return some of these rows."""
+        return _Part(self.indices[rows], {place: each[rows] for place, each in self.tensors.items()})
+
+
 class OwnRows:
     """A batch of the samples with these ``indices``, of which this worker has read the rows ``held``, as ``fetched``.
 
@@ -78,17 +101,20 @@ class OwnRows:
     def __init__(self, indices: Indices, held: slice, fetched: Fetched, *, read: Callable[[Indices], Fetched]) -> None:
         self._planned = indices
         self._read = read
-        leaves, spec = tree_flatten(fetched.batch)
-        self._parts: dict[tuple[int, int], tuple[Indices, list[Tensor]]] = {
-            (held.start, held.stop): (fetched.indices, leaves)
-        }
+        own = _Part.of(fetched)
+        self._parts = {(held.start, held.stop): own}
         """What was read, by its first row and the one after its last."""
-        self._given: dict[int, Tensor] = {}
+        self._given: dict[str, Tensor] = {}
         """Tensors of the whole batch, from others."""
-        self.data = tree_unflatten([self._deferred(number, leaf) for number, leaf in enumerate(leaves)], spec)
+        self._deferred = {
+            place: Deferred(_Leaf(self, place), (len(self), *each.shape[1:]), each.dtype, each.device)
+            for place, each in own.tensors.items()
+        }
+        self.data = tree_unflatten(list(self._deferred.values()), tree_flatten(fetched.batch)[1])
         """What the body gets."""
-        self.sent = [number for number, leaf in enumerate(leaves) if self._num_bytes(leaf) <= MAX_SENT_BYTES]
-        """The numbers of the tensors that are sent, alike on all workers."""
+        sizes = {place: each.nbytes // len(each) * len(self) for place, each in own.tensors.items()}
+        self.sent = sorted(place for place, size in sizes.items() if size <= MAX_SENT_BYTES)
+        """The places of the tensors that are sent, alike on all workers."""
         self.used_bytes = 0
         """The size of the batch, once something has used tensors of it that were not sent."""
 
@@ -97,46 +123,67 @@ class OwnRows:
 
     def indices(self, rows: slice) -> Indices:
         """Return the indices of the samples that were really read for ``rows``."""
-        return self._part(rows)[0]
+        return self._part(rows).indices
 
-    def rows(self, number: int, rows: slice) -> Tensor:
-        """Return rows of tensor ``number``, which are read unless this worker has them."""
-        return self._given[number][rows] if number in self._given else self._part(rows)[1][number]
+    def rows(self, place: str, rows: slice) -> Tensor:
+        """Return rows of a tensor, which are read unless this worker has them."""
+        return self._given[place][rows] if place in self._given else self._part(rows).tensors[place]
 
-    def values(self, number: int) -> Tensor:
-        """Return tensor ``number`` of the whole batch."""
-        if number in self._given:
-            return self._given[number]
-        self._read_whole()
-        leaves = self._part(slice(0, len(self)))[1]
-        self.used_bytes = sum(each.nbytes for each in leaves)
-        return leaves[number]
+    def values(self, place: str) -> Tensor:
+        """Return a tensor of the whole batch."""
+        if place in self._given:
+            return self._given[place]
+        whole = self._whole()
+        self.used_bytes = sum(each.nbytes for each in whole.tensors.values())
+        return whole.tensors[place]
 
-    def give(self, number: int, values: Tensor) -> None:
-        """Take over tensor ``number`` of the whole batch."""
-        self._given[number] = values
+    def sent_of(self, rows: slice) -> list[Tensor]:
+        """Return what other workers receive of some rows: a check of what they are, and those that are ``sent``."""
+        part = self._part(rows)
+        return [torch.tensor(crc32(part.kind.encode())), *(self.rows(place, rows) for place in self.sent)]
 
-    def _deferred(self, number: int, leaf: Tensor) -> Deferred:
-        return Deferred(_Leaf(self, number), (len(self), *leaf.shape[1:]), leaf.dtype, leaf.device)
+    def take(self, parts: Sequence[Sequence[Tensor]]) -> bool:
+        """Take over what `sent_of` has returned for all rows, on the workers that have read them.
 
-    def _num_bytes(self, leaf: Tensor) -> int:
-        return leaf.nbytes // len(leaf) * len(self)
+        False if they are of different kinds, so that the whole batch was read instead: PyTorch gives a tensor of
+        numbers the type of the first one, or one for all of them.
+        """
+        kinds, *tensors = zip(*parts, strict=True) if parts else ([],)
+        if len(set(map(int, kinds))) > 1:
+            self._collate_whole()
+            return False
+        self._given |= {place: torch.cat(list(each)).cpu() for place, each in zip(self.sent, tensors, strict=True)}
+        return True
 
-    def _part(self, rows: slice) -> tuple[Indices, list[Tensor]]:
-        for (start, stop), (indices, leaves) in self._parts.items():
+    def _part(self, rows: slice) -> _Part:
+        for (start, stop), part in self._parts.items():
             if start <= rows.start and rows.stop <= stop:
-                inside = slice(rows.start - start, rows.stop - start)
-                return indices[inside], [leaf[inside] for leaf in leaves]
-        fetched = self._read(self._planned[rows])
-        part = self._parts[rows.start, rows.stop] = fetched.indices, tree_flatten(fetched.batch)[0]
+                return part.rows(slice(rows.start - start, rows.stop - start))
+        part = self._parts[rows.start, rows.stop] = _Part.of(self._read(self._planned[rows]))
         return part
 
-    def _read_whole(self) -> None:
+    def _whole(self) -> _Part:
+        if (0, len(self)) in self._parts:
+            return self._parts[0, len(self)]
         start, stop = next(iter(self._parts))
         pieces = [slice(0, start), slice(start, stop), slice(stop, len(self))]
-        indices, leaves = zip(*(self._part(piece) for piece in pieces if piece.start < piece.stop), strict=True)
-        joined = [torch.cat(parts) for parts in zip(*leaves, strict=True)]
-        self._parts = {(0, len(self)): (np.concatenate(indices), joined)}
+        parts = [self._part(piece) for piece in pieces if piece.start < piece.stop]
+        if len({part.kind for part in parts}) > 1:
+            return self._collate_whole()
+        tensors = {place: torch.cat([part.tensors[place] for part in parts]) for place in self._deferred}
+        whole = _Part(np.concatenate([part.indices for part in parts]), tensors)
+        self._parts = {(0, len(self)): whole}
+        return whole
+
+    def _collate_whole(self) -> _Part:
+        """Read all samples together."""
+        whole = _Part.of(self._read(self._planned))
+        self._parts = {(0, len(self)): whole}
+        self._given.clear()
+        self.used_bytes = sum(each.nbytes for each in whole.tensors.values())
+        for tensor in self._deferred.values():
+            tensor.obtain()
+        return whole
 
 
 class _Leaf:
@@ -144,15 +191,19 @@ class _Leaf:
 
     has_rows = True
 
-    def __init__(self, batch: OwnRows, number: int) -> None:
+    def __init__(self, batch: OwnRows, place: str) -> None:
         self._batch = batch
-        self._number = number
+        self._place = place
 
-    def values(self) -> Tensor:
-        return self._batch.values(self._number)
+    def values(self, tensor: Deferred) -> Tensor:
+        return self._batch.values(self._place)
 
     def rows(self, rows: slice) -> Tensor:
-        return self._batch.rows(self._number, rows)
+        return self._batch.rows(self._place, rows)
+
+
+Read = tuple[Batch, WholeBatch | OwnRows]
+"""A batch, and the samples of it that a worker has read."""
 
 
 class DatasetBatches:
@@ -189,7 +240,7 @@ class DatasetBatches:
         """Nothing to compare: the settings determine what a batch contains."""
         return {}
 
-    def read(self, position: Position) -> tuple[Batch, WholeBatch | OwnRows]:
+    def read(self, position: Position) -> Read:
         """Read the next batch; readers go on through changes of membership, and end with the epoch."""
         batch = self.plan.batch(position)
         if not self._is_checked:
@@ -277,7 +328,7 @@ class StreamBatches:
         """Facts of the batch that was read last, which must be equal on all workers."""
         return self._shards.facts_of_batch()
 
-    def read(self, position: Position) -> tuple[Batch, WholeBatch | OwnRows]:
+    def read(self, position: Position) -> Read:
         """Read the next batch."""
         batch = self._shards.batch(position, _ALONE)
         return batch, WholeBatch(self._shards.read_again(batch, 0))

@@ -12,7 +12,7 @@ from resile_shared.errors import UsageError
 
 from ...collectives.tree import ranges
 from ...state.memory import byte_view, dtype_name, dtype_named, tensor_bytes
-from .deferred import is_deferred
+from .deferred import has_rows
 
 NUM_COMPARED = 4096
 """The number of elements of a tensor that members compare."""
@@ -21,7 +21,7 @@ MAX_BYTES = 8 << 20
 MAX_SENT_BYTES = 1 << 20
 """The maximum size of an output that is sent to all workers before the body uses it."""
 MAX_OUTPUT_BYTES = 256 << 20
-"""The maximum size of an output that the body may use. It takes several rounds."""
+"""The maximum size of an output that is sent for each batch. It takes several rounds."""
 
 
 class Cut(NamedTuple):
@@ -84,15 +84,6 @@ def check_outputs(outputs: Sequence[Any], *, num_rows: int) -> None:
             )
 
 
-def check_size(num_bytes: int, *, what: str, most: int) -> None:
-    """Raise UsageError if there is too much for all workers to receive."""
-    if num_bytes > most:
-        raise UsageError(
-            f"{what} of a batch have {num_bytes >> 20} MiB, and all workers would receive them: at most {most >> 20} "
-            "MiB are possible. Compute the loss in the model, and return what is small"
-        )
-
-
 def weight(cut: Cut, shard: int) -> float:
     """The share of the rows of a call that is in one shard."""
     return cut.size(shard) / cut.num_rows
@@ -101,13 +92,13 @@ def weight(cut: Cut, shard: int) -> float:
 def quick_digest(tensors: Sequence[Tensor | None]) -> str:
     """Return a cheap check of tensors on the CPU, by the beginning of each, to compare workers.
 
-    Of a tensor that nothing has used, which workers have read in part, the shape alone.
+    Of a tensor of a batch as it was read, of which workers have read different parts, the shape alone.
     """
     crc = 0
     for tensor in tensors:
         shape = () if tensor is None else tensor.shape
         crc = crc32(repr(tuple(shape)).encode(), crc)
-        if tensor is None or is_deferred(tensor):
+        if tensor is None or has_rows(tensor):
             continue
         if tensor.device.type == "cpu" and tensor.layout == torch.strided:
             start = tensor.detach().reshape(-1)[:NUM_COMPARED]

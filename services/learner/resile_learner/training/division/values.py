@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from .deferred import has_rows, is_deferred
+from .deferred import Deferred, Stored, has_rows, is_deferred, values_of
 from .frames import is_library
 from .rows import decode, encode
 
@@ -185,6 +185,8 @@ def _set_generator_state(value: Any, state: Any) -> None:
 
 
 def _encode_array(value: Any) -> Any:
+    if has_rows(value):
+        return ("deferred", encode({0: [values_of(value)]}))
     if isinstance(value, Tensor):
         if value.layout != torch.strided:
             raise OpaqueValue
@@ -293,6 +295,8 @@ def _restore_array(present: Any, kind: str, data: bytes) -> Any:
         return tensor.numpy()[()]
     if kind == "array":
         return tensor.numpy()
+    if kind == "deferred":
+        return Deferred(Stored(tensor), tensor.shape, tensor.dtype, tensor.device)
     if isinstance(present, Tensor) and present.shape == tensor.shape and present.dtype == tensor.dtype:
         return present.copy_(tensor)
     return tensor
