@@ -15,6 +15,7 @@ from resile_learner.training.data.batches import Indices
 from resile_learner.training.data.fetch import Fetched, Fetcher, ShardKey
 from resile_learner.training.division.deferred import Deferred, is_deferred, rows_of, values_of
 from resile_learner.training.division.reading import OwnRows
+from resile_shared.errors import UsageError
 
 VALUES = torch.arange(12.0).reshape(6, 2)
 INDICES = np.array([7, 3, 0, 9, 1, 5])
@@ -139,6 +140,39 @@ def test_rows_have_the_memory_format_of_the_whole() -> None:
     assert is_deferred(found)
     assert rows_of(found, slice(1, 3)).is_contiguous(memory_format=torch.channels_last)
     assert torch.equal(rows_of(found, slice(1, 3)), images[1:3])
+
+
+def test_a_converted_tensor_has_the_values_from_before_a_change_in_place() -> None:
+    tensor = deferred()
+    converted, copied = tensor.double(), tensor.to(torch.float32, False, True)
+    tensor.zero_()
+    assert torch.equal(converted + 0, VALUES.double())
+    assert torch.equal(copied + 0, VALUES)
+
+
+def test_what_is_changed_in_place_is_the_same_tensor() -> None:
+    tensor = deferred()
+    other = tensor
+    tensor += 1
+    assert tensor is other
+    assert tensor.add_(1) is tensor
+    assert torch.add(tensor, 1, out=tensor) is tensor
+    assert tensor.requires_grad_() is tensor
+
+
+def test_a_gradient_that_does_not_reach_the_values_is_refused() -> None:
+    class Same(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, values: Tensor) -> Tensor:
+            return values * 1
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient
+
+    tensor = deferred().requires_grad_()
+    with pytest.raises(UsageError, match=r"give it a copy, as in `x = x.clone\(\).requires_grad_\(\)`"):
+        Same.apply(tensor).sum().backward()  # type: ignore[no-untyped-call]
 
 
 def test_the_name_of_a_type_is_that_of_the_tensor() -> None:

@@ -1028,6 +1028,107 @@ def test_a_dataset_that_draws_from_a_generator_of_its_own_is_named() -> None:
         Context().run(run)
 
 
+class InPlace(nn.Module):
+    """It changes its inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = perceptron()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.layers(inputs.sub_(0.5).mul_(2))
+        return outputs
+
+
+def looked_at_afterwards(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    usual(model, optimizer, place, batch, printed)
+    printed.append(batch[0].sum().item())
+
+
+def test_a_model_that_changes_its_inputs_changes_them_once(capsys: pytest.CaptureFixture[str]) -> None:
+    check_like_plain(looked_at_afterwards, InPlace, tolerance=1e-4)
+    assert "the model changes its inputs in place" in capsys.readouterr().err
+
+
+def changed_before_backward(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    loss = F.cross_entropy(model(batch[0]), batch[1])
+    batch[0].zero_()
+    loss.backward()
+
+
+def stepped_before_backward(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    first, second = F.cross_entropy(model(batch[0]), batch[1]), F.cross_entropy(model(batch[0] + 1), batch[1])
+    first.backward()
+    optimizer.step()
+    second.backward()
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (changed_before_backward, "an input of the model was changed in place after the call"),
+        (stepped_before_backward, "parameters of the model were changed after a call and before its backward pass"),
+    ],
+)
+def test_what_a_backward_pass_needs_and_the_body_has_changed_is_named(body: Body, says: str) -> None:
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        train(body, shards=None)
+    with pytest.raises(UsageError, match=says):
+        train(body, shards=SHARDS, recompute=True)
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, values: Tensor) -> Tensor:
+        return values * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * 2
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        Doubled.apply,
+        torch.func.vmap(lambda row: row * 2),
+        lambda values: values.as_subclass(Tensor) * 2,
+        lambda values: torch.utils.checkpoint.checkpoint(lambda it: it * 2, values, use_reentrant=True),
+        torch.compile(lambda values: values * 2, backend="eager"),
+    ],
+)
+def test_gradients_of_large_outputs_pass_through_functions(
+    function: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def through(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        optimizer.zero_grad()
+        logits, loss = model(*batch)
+        loss = loss + function(logits).square().mean()
+        loss.backward()
+        optimizer.step()
+        printed.append(loss.item())
+
+    monkeypatch.setattr(passes, "MAX_SENT_BYTES", 0)
+    check_like_plain(through, LossBeside)
+
+
+def test_a_model_of_lists_of_samples_is_computed_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    class OfLists(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = perceptron()
+
+        def forward(self, samples: list[Tensor]) -> Tensor:
+            outputs: Tensor = self.layers(torch.stack(samples))
+            return outputs
+
+    def of_lists(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        usual(lambda inputs: model(list(inputs)), optimizer, place, batch, printed)
+
+    check_like_plain(of_lists, OfLists)
+    assert "called with a list of samples" in capsys.readouterr().err
+
+
 class OfEpochs(TensorDataset):
     """Its samples depend on the epoch that the script sets."""
 

@@ -94,8 +94,10 @@ class Call:
 
         with seeded(self._seed):
             looks = (look(self._model.model, compute, rows) for look in (kept, counted, differences))
-            found = next(filter(None, looks), [CHANGES_INPUTS] if self._passes.changes_inputs else [])
+            found = next(filter(None, looks), [])
         self._run.buffers.restore()
+        if self._passes.changes_inputs:
+            found = [*found, CHANGES_INPUTS]
         if found:
             raise Undividable("; and ".join(found))
 

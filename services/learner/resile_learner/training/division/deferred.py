@@ -1,11 +1,13 @@
 """Tensors whose values are obtained where the script first uses them: until then it knows shape, type and device."""
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.utils._pytree import tree_map_only
 
 from resile_shared.errors import UsageError
@@ -108,7 +110,8 @@ class Deferred(Tensor):
     def obtain(self) -> Tensor:
         """Return all values."""
         if self.obtained is None:
-            self.obtained = self.source.values(self)
+            with _uncompiled():
+                self.obtained = self.source.values(self)
             self._version_obtained = self.obtained._version
             for each in self._conversions:
                 if (conversion := each()) is not None:
@@ -182,6 +185,16 @@ def has_rows(tensor: object) -> bool:
     return isinstance(tensor, Deferred) and tensor.source.has_rows and not tensor.is_changed
 
 
+@contextmanager
+def _uncompiled() -> Iterator[None]:
+    """Nothing is compiled in this context, as with torch.compiler.disable, which takes a second to import."""
+    before = set_eval_frame(None)
+    try:
+        yield
+    finally:
+        set_eval_frame(before)
+
+
 def _require_gradient(tensor: Deferred) -> None:
     """Refuse a gradient that does not reach the values, where PyTorch has taken ``tensor`` itself as their leaf."""
     with torch._C.DisableTorchFunctionSubclass():
@@ -197,4 +210,5 @@ def _refuse(gradient: Tensor) -> None:
     )
 
 
+Deferred.obtain._torchdynamo_disable = True  # type: ignore[attr-defined]
 _REQUIRING = {Tensor.requires_grad_, Tensor.requires_grad.__set__}  # type: ignore[attr-defined]
