@@ -26,10 +26,8 @@ validation = DataLoader(held_out, batch_size=128)
 model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Dropout(0.1), nn.Linear(128, 10))
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS * len(loader))
-progress = resile.training.State(best=0)  # Resile: instead of best = 0, which would begin anew in a resumed run
-model, optimizer, loader, scheduler = resile.training.prepare(  # Resile
-    model, optimizer, loader, scheduler, state={"progress": progress}
-)
+model, optimizer, loader, scheduler = resile.training.prepare(model, optimizer, loader, scheduler)  # Resile
+best = 0
 
 for epoch in loader.epochs(EPOCHS):  # Resile: instead of range(EPOCHS)
     model.train()
@@ -44,7 +42,7 @@ for epoch in loader.epochs(EPOCHS):  # Resile: instead of range(EPOCHS)
     with torch.no_grad():
         correct = sum((model(inputs).argmax(1) == targets).sum().item() for inputs, targets in validation)
     print(f"epoch {epoch}: loss {loader.loss:.3f}, validation accuracy {correct / len(held_out):.1%}")
-    if correct > progress.best:  # Resile: instead of best
-        progress.best = correct
+    if correct > best:
+        best = correct
         if loader.is_lowest_rank:  # Resile
             torch.save(model.state_dict(), "digits.pt")

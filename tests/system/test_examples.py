@@ -61,7 +61,7 @@ ALL = [
     DIGITS_BF16,
     GPT,
     Example("ordinary_loop.py", (), epochs=5, iterations=120),
-    Example("gan.py", (), epochs=3, iterations=120),
+    Example("gan.py", (), epochs=3, iterations=60),
     Example("lbfgs.py", (), epochs=4, iterations=12),
     Example("weighted_sampler.py", (), epochs=5, iterations=75, is_drawn=True),
     Example("stream.py", (), epochs=4, iterations=76),
