@@ -16,6 +16,7 @@ from torch import nn
 
 from resile_learner.state.flat import flatten, unflatten
 from resile_learner.training.division import values
+from resile_learner.training.division.deferred import Deferred, Stored, has_rows, is_deferred
 from resile_learner.training.division.frames import assigned_first, frames_of, write_back
 from resile_learner.training.division.values import LargeValue, OpaqueValue, Values, restore
 from resile_learner.training.division.variables import LoopVariables
@@ -70,6 +71,16 @@ def test_tensors_and_arrays_travel() -> None:
     assert torch.equal(travelled(tensor), tensor)
     assert np.array_equal(travelled([array])[0], array)
     assert travelled(Point(1, 2), Point(0, 0)) == Point(1, 2)
+
+
+def test_a_batch_that_is_kept_is_obtained_only_where_it_travels() -> None:
+    known = Values([])
+    kept = [Deferred(Stored(torch.arange(3.0)), (3,), torch.float32, torch.device("cpu")) for _ in range(2)]
+    assert known.mark(kept[0]) == known.mark(kept[0]) != known.mark(kept[1])
+    assert is_deferred(kept[0])
+    given = restore(None, known.encode(kept[0]))
+    assert has_rows(given)
+    assert torch.equal(given + 0, torch.arange(3.0))
 
 
 def test_what_others_refer_to_is_filled_again() -> None:

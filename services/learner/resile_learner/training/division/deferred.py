@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import torch
 from torch import Tensor
@@ -175,7 +175,7 @@ def rows_of(tensor: Tensor, rows: slice) -> Tensor:
     return values_of(tensor)[rows]
 
 
-def is_deferred(tensor: object) -> bool:
+def is_deferred(tensor: object) -> TypeGuard[Deferred]:
     """Whether nothing has used the values of ``tensor`` yet."""
     return isinstance(tensor, Deferred) and tensor.obtained is None
 

@@ -56,8 +56,9 @@ class Values:
         tensors = [each for module in modules for each in (*module.parameters(), *module.buffers())]
         self._memory = {each.data_ptr() for each in tensors if each.numel()}
 
-    def _is_known(self, value: object) -> bool:
-        return id(value) in self._ids or (isinstance(value, Tensor) and value.data_ptr() in self._memory)
+    def _is_known(self, value: Any) -> bool:
+        is_there = isinstance(value, Tensor) and not is_deferred(value)
+        return id(value) in self._ids or (is_there and value.data_ptr() in self._memory)
 
     def mark(self, value: Any) -> Any:
         """Return what differs if ``value`` has changed; the same for all values that cannot travel."""
@@ -66,15 +67,10 @@ class Values:
     def _mark(self, value: Any, seen: dict[int, Any]) -> Any:
         if isinstance(value, _PLAIN):
             return type(value), value
-        if _is_late(value) or self._is_known(value) or isinstance(value, _CODE) or id(value) in seen:
+        if self._is_known(value) or isinstance(value, _CODE) or id(value) in seen:
             return None
-        if isinstance(value, Tensor):
-            is_small = value.nbytes <= MAX_BYTES and value.layout == torch.strided
-            return value.shape, crc32(encode({0: [value]})) if is_small else (value.data_ptr(), value._version)
-        if isinstance(value, np.ndarray):
-            return value.shape, crc32(np.ascontiguousarray(value).tobytes()) if value.nbytes <= MAX_BYTES else 0
-        if isinstance(value, np.generic):
-            return value.dtype, value.tobytes()
+        if isinstance(value, Tensor | np.ndarray | np.generic):
+            return _mark_array(value)
         seen[id(value)] = value  # kept, or another object could get its id
         most = MAX_COMPARED // len(seen)
         if isinstance(value, dict):
@@ -94,9 +90,15 @@ class Values:
         return _Encoding(self._is_known).encode(value)
 
 
-def _is_late(value: object) -> bool:
-    """Whether ``value`` is an output that cannot be sent any more."""
-    return is_deferred(value) and not has_rows(value)
+def _mark_array(value: Any) -> Any:
+    if is_deferred(value):  # it is obtained only where it travels
+        return id(value.source) if has_rows(value) else None
+    if isinstance(value, Tensor):
+        is_small = value.nbytes <= MAX_BYTES and value.layout == torch.strided
+        return value.shape, crc32(encode({0: [value]})) if is_small else (value.data_ptr(), value._version)
+    if isinstance(value, np.ndarray):
+        return value.shape, crc32(np.ascontiguousarray(value).tobytes()) if value.nbytes <= MAX_BYTES else 0
+    return value.dtype, value.tobytes()
 
 
 class _Encoding:
@@ -109,7 +111,7 @@ class _Encoding:
         """The number of each object, and the object: it is kept, or another one could get its id."""
 
     def encode(self, value: Any) -> Any:
-        if _is_late(value):
+        if is_deferred(value) and not has_rows(value):  # an output that cannot be sent any more
             raise OpaqueValue
         if self._is_known(value):
             return ("known",)
