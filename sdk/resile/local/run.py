@@ -27,6 +27,7 @@ from .host import HostObserver, LocalHost
 from .in_memory import Command, Event, HostCommand, InMemoryPool, StartTimer
 from .job import LocalJob
 from .narrator import Narrator
+from .output import Output
 from .result import Outcome, Result
 from .runs import Home, RunFolder
 from .settings import RunSettings
@@ -134,6 +135,7 @@ class LocalRun:
             folder = home.create(settings.name or settings.script.stem)
         self._job = LocalJob.of(settings, folder)
         self._narrator = Narrator(self._policy.steps)
+        self._output = Output()
         self._history = list(folder.journal.history)
         return folder
 
@@ -225,6 +227,7 @@ class LocalRun:
                 self._folder.note_generation(allocation.generation)
             case Report():
                 self._show(self._narrator.on_report(command))
+                self._follow_leader()
                 if self._is_stopping:
                     self._limit_stop(command.content)
             case HostCommand():
@@ -248,8 +251,23 @@ class LocalRun:
 
     def _print(self, worker: int, stream: Stream, line: str) -> None:
         """Show a line; what workers write to stderr during a stop goes to the log alone."""
-        if not (self._is_stopping and stream == "stderr"):
-            self._on_event(Printed(worker, stream, line, is_lowest_rank=worker == self._leader))
+        self._follow_leader()
+        is_leader = worker == self._leader
+        if stream == "stderr":
+            if not self._is_stopping:
+                self._on_event(Printed(worker, stream, line, is_lowest_rank=is_leader))
+            return
+        shown = list(self._output.printed(worker, line))
+        for each in shown:
+            self._on_event(Printed(worker, stream, each, is_lowest_rank=True))
+        if not is_leader:
+            self._on_event(Printed(worker, stream, line, is_lowest_rank=False))
+
+    def _follow_leader(self) -> None:
+        """Show what the worker that is the lowest rank now has printed, and another one was lost before it had."""
+        leader = self._leader
+        for line in self._output.follow(leader):
+            self._on_event(Printed(leader, "stdout", line, is_lowest_rank=True))
 
     @property
     def _leader(self) -> int:
