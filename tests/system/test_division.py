@@ -2,6 +2,7 @@
 
 import re
 import signal
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,13 @@ def undisturbed() -> str:
     return plain_output(SCRIPT)
 
 
+NUMBERS = r"^.*?(\d+ -?\d+\.\d{6} \d\.\d{6})$"
+"""A line of the script."""
+
+
 def numbers(output: str) -> list[str]:
-    """The lines of the script, those of a worker that prints beside another one once."""
-    return list(dict.fromkeys(re.findall(r"^.*?(\d+ -?\d+\.\d{6} \d\.\d{6})$", output, re.MULTILINE)))
+    """The lines of the script."""
+    return re.findall(NUMBERS, output, re.MULTILINE)
 
 
 @pytest.mark.parametrize("options", [("--workers", "3"), ("--plan", "0:2,4:5,11:1,17:3,23:2")])
@@ -34,22 +39,31 @@ def test_any_number_of_workers_gives_the_bits_of_the_plain_script(
     outcome.assert_every_sample_once(epochs=EPOCHS)
     if "--plan" in options:
         assert outcome.sizes == [tuple(map(int, step.split(":"))) for step in options[1].split(",")]
-    assert sorted(numbers(outcome.errors)) == sorted(numbers(undisturbed))
+    assert numbers(outcome.errors) == numbers(undisturbed)
 
 
 def test_workers_that_are_killed_anywhere_in_the_body_change_nothing(tmp_path: Path) -> None:
     """The run has as many slow iterations as four replacements take on a busy machine, and is fast after them."""
     epochs, done = 12, tmp_path / "done"
+    lines: list[str] = []
+
+    def noted(said: Iterable[str]) -> Iterator[str]:
+        for line in said:
+            lines.append(line)
+            yield line
+
     outcome, struck = run_attacked(
         SCRIPT,
         "--workers",
         "3",
         home=tmp_path / "home",
         args=("--epochs", str(epochs), "--seconds", "1", "--fast-once", str(done)),
-        attack=lambda launcher, said: attack(launcher, said, signal.SIGKILL, 4, done=done),
+        attack=lambda launcher, said: attack(launcher, noted(said), signal.SIGKILL, 4, done=done),
     )
     assert len(struck) == 4
-    assert outcome.sha == sha_in(plain_output(SCRIPT, "--epochs", str(epochs)))
+    plain = plain_output(SCRIPT, "--epochs", str(epochs))
+    assert outcome.sha == sha_in(plain)
+    assert numbers("".join(lines)) == numbers(plain)
     outcome.assert_every_sample_once(epochs=epochs)
 
 
