@@ -295,12 +295,13 @@ async def test_a_reader_that_stands_still_costs_little_and_others_nothing(monito
     async with monitor.http.get("/v1/jobs/job-1/logs?follow=1", read_bufsize=1 << 20) as slow:
         await slow.content.readuntil(b"data: ")
         before = _resident_bytes(monitor.process.pid)
-        for _ in range(100):
+        for _ in range(300):
             await say(scene, *("x" * 50_000 for _ in range(20)))
         await say(scene, "last")
         quick = await take(monitor, "/v1/jobs/job-1/logs?follow=1&tail=1", 1)
         assert quick[0].data["text"] == "last"
-        assert _resident_bytes(monitor.process.pid) - before < 50_000_000
+        # Of 300 MB: what the bus sends ahead, at most 32 MB, is there in more than one form.
+        assert _resident_bytes(monitor.process.pid) - before < 100_000_000
         rest = b""
         while b'"last"' not in rest:
             rest = rest[-10:] + await slow.content.readany()
