@@ -8,8 +8,13 @@ from resile.local.output import Output
 def shown(*steps: tuple[int, str] | int) -> list[str]:
     """What is shown where workers print lines, and where another one becomes the lowest rank."""
     output, found = Output(), []
+    leader = None
     for step in steps:
-        found += output.follow(step) if isinstance(step, int) else output.printed(*step)
+        if isinstance(step, int):
+            leader = step
+            found += output.follow(leader)
+        elif not output.printed(*step) and step[0] == leader:
+            found.append(step[1])
     return found
 
 

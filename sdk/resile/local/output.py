@@ -1,7 +1,6 @@
 """Which lines of the workers stand for all: those of the lowest rank, each once, also when that is another worker."""
 
 from collections import deque
-from collections.abc import Iterator
 
 KEPT = 256
 """The number of lines of each worker that are remembered."""
@@ -41,17 +40,17 @@ class Output:
             self._repeated.extend(shown[_last(shown, own[-1]) + 1 :])
         return []
 
-    def printed(self, worker: int, line: str) -> Iterator[str]:
-        """Yield the lines to be shown when ``worker`` has printed ``line``."""
+    def printed(self, worker: int, line: str) -> bool:
+        """Take a line that ``worker`` has printed; return whether it was shown already, as that of another worker."""
         if worker != self._leader:
             self._others.setdefault(worker, deque(maxlen=KEPT)).append(line)
-            return
+            return False
         if self._repeated:
             if self._repeated.popleft() == line:
-                return
+                return True
             self._repeated.clear()
         self._shown.append(line)
-        yield line
+        return False
 
 
 def _last(lines: list[str], line: str) -> int:

@@ -251,17 +251,12 @@ class LocalRun:
 
     def _print(self, worker: int, stream: Stream, line: str) -> None:
         """Show a line; what workers write to stderr during a stop goes to the log alone."""
-        self._follow_leader()
-        is_leader = worker == self._leader
-        if stream == "stderr":
-            if not self._is_stopping:
-                self._on_event(Printed(worker, stream, line, is_lowest_rank=is_leader))
+        if stream == "stderr" and self._is_stopping:
             return
-        shown = list(self._output.printed(worker, line))
-        for each in shown:
-            self._on_event(Printed(worker, stream, each, is_lowest_rank=True))
-        if not is_leader:
-            self._on_event(Printed(worker, stream, line, is_lowest_rank=False))
+        self._follow_leader()
+        if stream == "stdout" and self._output.printed(worker, line):
+            return
+        self._on_event(Printed(worker, stream, line, is_lowest_rank=worker == self._leader))
 
     def _follow_leader(self) -> None:
         """Show what the worker that is the lowest rank now has printed, and another one was lost before it had."""
