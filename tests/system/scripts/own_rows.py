@@ -43,7 +43,7 @@ for _ in loader.epochs(4):
             print(f"labels {int(labels.sum())}")
         if args.uses == "images":
             images = images - images.mean()
-        loss = F.cross_entropy(model(images), labels)
+        loss = F.cross_entropy(model(images), labels) * (1 + 0.1 * torch.rand(()))  # whoever has read what meanwhile
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
