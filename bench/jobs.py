@@ -22,9 +22,10 @@ BATCH_SIZE = 96
 NUM_SHARDS = 12  # 1, 2, 3 and 4 workers share them evenly
 
 
-def arguments(stamps: Path) -> tuple[str, ...]:
-    """Return what the script is called with, to note its iterations in ``stamps``."""
-    settings = {"--millions": 1, "--batch-size": BATCH_SIZE, "--num-shards": NUM_SHARDS, "--stamps": stamps}
+def arguments(stamps: Path, *, body: str = "shard") -> tuple[str, ...]:
+    """Return what the script is called with, to note its iterations in ``stamps``, with a body for each ``body``."""
+    settings = {"--millions": 1, "--batch-size": BATCH_SIZE, "--num-shards": NUM_SHARDS}
+    settings |= {"--stamps": stamps, "--body": body}
     return tuple(str(word) for pair in settings.items() for word in pair)
 
 

@@ -1,6 +1,6 @@
 """Recovery: what it costs that workers or hosts die, or freeze.
 
-    python bench/recovery.py [--quick | --tiny] [--kills N] [--only workers hosts frozen run torchrun torchft]
+    python bench/recovery.py [--quick | --tiny] [--kills N] [--only workers hosts frozen run batches torchrun torchft]
 
 Four workers train an MLP with AdamW. At a random moment of an iteration a random one of them is killed (kill -9), or a
 whole host at once (its agent, with all below it), or a worker is frozen (SIGSTOP). The time runs until the survivors
@@ -8,6 +8,7 @@ have committed an iteration; `strikes.py` says how. When four train again, the n
 
 - workers, hosts, frozen: a job on a pool of two hosts of two slots.
 - run: the launcher of `resile run`.
+- batches: the same, where the body of the loop runs once for each batch.
 - torchrun: torchrun elastic, two agents of two workers, DistributedDataParallel on gloo, a checkpoint every 10
   iterations.
 - torchft: four replicas on gloo. It is installed into a folder of its own, and left out where that does not work.
@@ -99,10 +100,11 @@ class Local:
 
 
 @asynccontextmanager
-async def local_run(folder: Path) -> AsyncIterator[Struck]:
+async def local_run(folder: Path, *, body: str = "shard") -> AsyncIterator[Struck]:
     """A `resile run`, while the block runs."""
     stamps = Stamps(folder / "stamps")
-    run = LocalRun(RunSettings(SCRIPT, args=arguments(stamps.path), workers=NUM_WORKERS, home=folder / "home"))
+    args = arguments(stamps.path, body=body)
+    run = LocalRun(RunSettings(SCRIPT, args=args, workers=NUM_WORKERS, home=folder / "home"))
     training = asyncio.create_task(run.run())
     try:
         yield Local(run, stamps)
@@ -144,6 +146,15 @@ PARTS = {
         tiny=0,
     ),
     "run": Part("a worker of `resile run`, killed", local_run, 50, 5, median=0.15, p99=0.5),
+    "batches": Part(
+        "a worker of `resile run`, killed, a body for each batch",
+        partial(local_run, body="batch"),
+        50,
+        5,
+        median=0.15,
+        p99=0.5,
+        tiny=0,
+    ),
     "torchrun": Part("torchrun: a worker, killed", torchrun, 10, 1, tiny=0),
     "torchft": Part("torchft: a replica, killed", torchft, 10, 2, tiny=0),
 }

@@ -1,12 +1,13 @@
 """Changes of membership: what a planned shrink (4 to 3 workers) and a planned grow (3 to 4) cost.
 
-    python bench/rescale.py [--quick | --tiny] [--millions 1 100]
+    python bench/rescale.py [--quick | --tiny] [--millions 1 100] [--body shard|batch]
 
 A real run (the launcher of `resile run`) is resized again and again while it trains an MLP with AdamW. The lowest rank
 notes when each iteration is committed, on the clock of the bench.
 
 - pause: the time between the two iterations around the change, less the new membership's median iteration.
 - order to effect: from the call of `resize` to the start of the first iteration of the new membership.
+- body: what a run of the loop's body is for, each shard, or each batch as in an ordinary loop.
 - lost: from the call until 20 iterations after the change, less what these iterations take at the steady rates before
   and after. It holds the pause, and what the joiner's start takes from the others' processors.
 """
@@ -56,6 +57,8 @@ class Scale:
     """Iterations before and after a change that give the steady rate."""
     after: int
     """Iterations after a change that count as disturbed by it."""
+    body: str
+    """What the body of the training loop runs for: each "shard", or each "batch"."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +79,16 @@ class Disturbed:
     def __init__(self, scale: Scale, folder: Path) -> None:
         self._scale = scale
         self._stamps = Stamps(folder / "stamps")
-        args = ("--millions", scale.millions, "--batch-size", scale.batch_size, "--num-shards", NUM_SHARDS)
+        args = (
+            "--millions",
+            scale.millions,
+            "--batch-size",
+            scale.batch_size,
+            "--num-shards",
+            NUM_SHARDS,
+            "--body",
+            scale.body,
+        )
         script_args = (*map(str, args), "--stamps", str(self._stamps.path))
         settings = RunSettings(HERE / "rescaled.py", args=script_args, workers=LARGE, home=folder / "home")
         self._run = LocalRun(settings)
@@ -178,7 +190,7 @@ def targets(scale: Scale, changes: Sequence[Change], bandwidth: float) -> Iterat
     def median_ms(values: Iterator[float]) -> float:
         return statistics.median(values) * 1e3
 
-    name = f"{scale.millions} M"
+    name = f"{scale.millions} M" if scale.body == "shard" else f"{scale.millions} M, a body for each batch"
     grow_pause = median_ms(c.pause for c in grows)
     if scale.millions == 1:
         yield Target(f"{name}, pause of a shrink", median_ms(c.pause for c in shrinks), 10, "ms")
@@ -195,6 +207,7 @@ def targets(scale: Scale, changes: Sequence[Change], bandwidth: float) -> Iterat
 def main() -> None:
     parser = argument_parser(__doc__)
     parser.add_argument("--millions", nargs="+", type=int, choices=[1, 100], help="parameters (1 100)")
+    parser.add_argument("--body", choices=["shard", "batch"], default="shard")
     parser.add_argument("--changes", type=int, help="of each kind")
     args = parser.parse_args()
     length = args.length
@@ -203,10 +216,10 @@ def main() -> None:
     for millions in args.millions or length.pick(full=(1, 100), quick=(1, 100), tiny=(1,)):
         if millions == 1:
             changes, steady, after = length.pick(full=(12, 40, 20), quick=(5, 40, 20), tiny=(1, 3, 3))
-            scale = Scale(1, batch_size=96, changes=args.changes or changes, steady=steady, after=after)
+            scale = Scale(1, 96, args.changes or changes, steady, after, args.body)
         else:
             changes, steady, after = length.pick(full=(3, 5, 20), quick=(1, 3, 3), tiny=(1, 3, 3))
-            scale = Scale(100, batch_size=12, changes=args.changes or changes, steady=steady, after=after)
+            scale = Scale(100, 12, args.changes or changes, steady, after, args.body)
         measured, bandwidth = measure(scale)
         header = (
             "",
@@ -218,7 +231,7 @@ def main() -> None:
         )
         shrinks, grows = [c for c in measured if not c.grows], [c for c in measured if c.grows]
         print_table(
-            f"{millions} M parameters, AdamW; a bare loopback socket carries {bandwidth / 1e9:.2f} GB/s",
+            f"{millions} M parameters, AdamW, a body for each {scale.body}; sockets carry {bandwidth / 1e9:.2f} GB/s",
             header,
             [
                 row(f"shrink {LARGE} to {SMALL}", shrinks, scale.after),
