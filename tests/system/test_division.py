@@ -12,6 +12,7 @@ from .test_kills import attack
 
 SCRIPT = "body.py"
 VARIABLES = "variables.py"
+EVERY_LINE = "every_line.py"
 EPOCHS = 3
 
 
@@ -65,6 +66,28 @@ def test_workers_that_are_killed_anywhere_in_the_body_change_nothing(tmp_path: P
     assert outcome.sha == sha_in(plain)
     assert numbers("".join(lines)) == numbers(plain)
     outcome.assert_every_sample_once(epochs=epochs)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("strike", "freeze_seconds"),
+    [("SIGKILL", 0.0), ("SIGSTOP", 0.5), pytest.param("SIGSTOP", 6.0, marks=pytest.mark.nightly)],
+)
+def test_workers_that_are_struck_at_any_line_of_the_body_change_nothing(
+    strike: str, freeze_seconds: float, tmp_path: Path
+) -> None:
+    """Each line of the body is struck once, when three workers train; six seconds are longer than a loss takes."""
+    struck = tmp_path / "struck"
+    struck.mkdir()
+    epochs = ("--epochs", "30")
+    args = (*epochs, "--strike", strike, "--freeze-seconds", str(freeze_seconds), "--struck", str(struck))
+    outcome = run(EVERY_LINE, "--workers", "3", home=tmp_path / "home", args=args, seconds=600)
+    plain = plain_output(EVERY_LINE, *epochs)
+    assert outcome.sha == sha_in(plain)
+    assert len(list(struck.iterdir())) == 16
+    own_lines = r"^\d+ \d+ \S+ -?\d+\.\d{6}$"
+    assert re.findall(own_lines, outcome.errors, re.MULTILINE) == re.findall(own_lines, plain, re.MULTILINE)
+    outcome.assert_every_sample_once(epochs=30)
 
 
 @pytest.mark.parametrize(

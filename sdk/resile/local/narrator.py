@@ -22,8 +22,9 @@ class Narrator:
     def __init__(self, steps: Sequence[PlanStep]) -> None:
         self.progress: Progress | None = None
         """The newest progress that was reported."""
-        self.lowest_rank: int | None = None
-        """The worker whose output stands for all; None while nothing trains."""
+        self.members: tuple[int, ...] = ()
+        """The workers that train, the lowest rank first; none before training begins."""
+        self._generation = 0
         self._steps = steps
         self._ready: Ready | None = None
         self._num_workers = 0
@@ -42,8 +43,9 @@ class Narrator:
                     self._saved = lineage, iteration
                     yield Saved(checkpoint)
             case Switched(workers=workers, pause_seconds=seconds):
-                self.lowest_rank = workers[0]
                 self._pause_seconds[report.generation] = seconds
+                if report.generation > self._generation:
+                    self._generation, self.members = report.generation, tuple(workers)
             case Failed() as failed:
                 self._failures.append(failed)
             case _:

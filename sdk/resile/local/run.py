@@ -260,15 +260,14 @@ class LocalRun:
 
     def _follow_leader(self) -> None:
         """Show what the worker that is the lowest rank now has printed, and another one was lost before it had."""
-        leader = self._leader
-        for line in self._output.follow(leader):
-            self._on_event(Printed(leader, "stdout", line, is_lowest_rank=True))
+        for line in self._output.follow(self._narrator.members or [self._leader]):
+            self._on_event(Printed(self._leader, "stdout", line, is_lowest_rank=True))
 
     @property
     def _leader(self) -> int:
         """The worker whose output stands for all: the lowest rank, or before there are ranks the first one."""
-        lowest_rank = self._narrator.lowest_rank
-        return self._host.first_worker if lowest_rank is None else lowest_rank
+        members = self._narrator.members
+        return members[0] if members else self._host.first_worker
 
     def _show(self, events: Iterable[RunEvent]) -> None:
         for event in events:
