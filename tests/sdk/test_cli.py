@@ -205,6 +205,14 @@ def test_a_run_is_shown_in_the_order_of_its_events() -> None:
     assert paper.closed
 
 
+def test_a_stream_that_is_longer_than_estimated_is_not_shown_beyond_its_end() -> None:
+    paper = Paper()
+    with Display(paper, quiet=False) as display:
+        display(TrainingCalled(READY.model_copy(update={"iterations_total": 40, "has_fixed_length": False})))
+        display(Progressed(PROGRESS, workers=4))
+    assert paper.done == [(50, 50, "epoch 2  4 workers  loss 0.1235")]
+
+
 def test_a_resumed_run_says_which_variables_begin_anew() -> None:
     paper = Paper()
     with Display(paper, quiet=False) as display:

@@ -106,9 +106,10 @@ class Display:
             parts.append(f"loss {progress.loss:.4g}")
         if speed := self._pace.per_second:
             parts.append(f"{speed:.3g} it/s")
-        if left := self._pace.seconds_left(self._total - progress.iteration):
+        total = max(progress.iteration, self._total)  # of a stream, it is estimated
+        if left := self._pace.seconds_left(total - progress.iteration):
             parts.append(f"{clock(left)} left")
-        self._screen.progress(progress.iteration, self._total, "  ".join(parts))
+        self._screen.progress(progress.iteration, total, "  ".join(parts))
 
 
 def _training_call(ready: Ready) -> str:
