@@ -26,6 +26,7 @@ from resile_learner.training.reports import Result
 from resile_learner.training.script_state import State
 from resile_learner.training.seeds import seed
 from resile_learner.training.selection import Best, Selection
+from resile_learner.training.terms import weigh
 from resile_learner.training.validation import Validation
 
 __all__ = [
@@ -44,4 +45,5 @@ __all__ = [
     "prepare",
     "seed",
     "undivided",
+    "weigh",
 ]

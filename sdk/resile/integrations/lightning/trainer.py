@@ -145,6 +145,7 @@ class ElasticTrainer(pl.Trainer):
             settings.dataset,
             epochs=self.fit_loop.num_epochs,
             max_iterations=self.fit_loop.num_iterations,
+            weighs_by_samples=self.accumulate_grad_batches > 1,
             batch_size=plan.batch_size,
             num_shards=plan.num_shards,
             seed=self._seed,

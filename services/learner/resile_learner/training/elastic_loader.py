@@ -83,6 +83,7 @@ class ElasticLoader:
             batch_size=batch_size,
             num_shards=num_shards,
             micro_batch_size=micro_batch_size,
+            weighs_by_samples=accumulate is not None,
         )
         self._plan: BatchPlan | None = None
         if is_stream(read.dataset):

@@ -101,8 +101,10 @@ class Gradients:
         """The squared norm of the summed gradients, once they are assigned."""
         return sum(float(_square([flat])) for flat in self._slots.sums)
 
-    def assign(self, used: Sequence[bool]) -> None:
-        """Give each parameter its summed gradient, and None to those that no shard used."""
+    def assign(self, used: Sequence[bool], *, scale: float = 1.0) -> None:
+        """Give each parameter its summed gradient times ``scale``, and None to those that no shard used."""
+        if scale != 1.0:
+            torch._foreach_mul_(self._slots.sums, scale)
         for parameter, view, is_used in zip(self._parameters, self._slots.sum_views, used, strict=True):
             parameter.grad = view if is_used else None
 

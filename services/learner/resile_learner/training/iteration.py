@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce, wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -26,6 +26,7 @@ from .noise import SquaredNorms
 from .rounds import RoundResult
 from .seeds import mix, seed_all
 from .stragglers import Pace
+from .terms import AMBIGUOUS_WEIGHTS, forget_weight, loss_weight, weigh
 from .watch.losses import NotANumber, check_not_summed
 from .watch.repeatability import ShardFingerprint, check_same_batch, fingerprint, read_twice
 from .workspace import IterationSpec, Workspace
@@ -35,6 +36,19 @@ T = TypeVar("T")
 
 SHARD_SQUARES = "resile/shard squares"
 """The name, among the scalars of a shard, of the squared norm of its gradient."""
+WEIGHT, NUM_WEIGHTED = "resile/weight", "resile/weighted"
+"""The names of what a shard counts in the mean over all, and of whether that is not its number of samples."""
+
+
+class ComputedLeaf(NamedTuple):
+    """What is left of a shard, beside its gradients: means over it, and changes to buffers."""
+
+    values: dict[str, Tensor | float]
+    deltas: Deltas
+    weight: float
+    """How much the loss and the gradients count."""
+    is_weighted: bool
+    """Whether that is not the number of samples."""
 
 
 class EvaluationAbandoned(Exception):
@@ -122,7 +136,7 @@ class Iteration:
             [*self._gradients.partials(self._plan), *self._buffers.partials(self._plan)],
             [*self._gradients.sums(), *self._buffers.sums],
         )
-        self._leaves: list[tuple[dict[str, Tensor | float], Deltas]] = []
+        self._leaves: list[ComputedLeaf] = []
         self._indices: list[Indices] = []
 
     def begin_closure(self) -> None:
@@ -273,6 +287,7 @@ class Iteration:
         self._determinism.apply()
         self._buffers.restore()
         self._gradients.clear()
+        forget_weight()
         seed_all(mix(self._spec.seed, "compute", self.number // self._spec.num_turns, leaf))
 
     def _begin(self) -> None:
@@ -282,18 +297,23 @@ class Iteration:
         workspace.received.begin_iteration()
         workspace.attributes.close()
         for text in workspace.attributes.warnings():
-            if self._spec.view.rank == 0:
-                workspace.session.report(Warned(worker=self._spec.view.me, message=text))
+            self._warn(text)
         self._buffers.adopt_changed()
         self._determinism.begin_iteration()
         self.has_begun = True
 
-    def backward(self, loss: Tensor, *, scaler: Any = None, **metrics: Tensor | float) -> None:
+    def backward(
+        self, loss: Tensor, *, scaler: Any = None, weight: Tensor | float | None = None, **metrics: Tensor | float
+    ) -> None:
         """Compute the gradients of the current shard from its mean ``loss``, a scalar.
 
-        ``scaler`` is the GradScaler that scales the loss, one of the loop's ``state``. ``metrics`` are means over the
-        shard, to be averaged over the global batch.
+        ``scaler`` is the GradScaler that scales the loss, one of the loop's ``state``. ``weight`` is the sum of the
+        weights in the mean (see `weigh`); None: what the graph of the loss shows, as for ``cross_entropy`` with
+        weights of classes or ignored targets, else the number of samples. ``metrics`` are means over the shard, to be
+        averaged over the global batch.
         """
+        if weight is not None:
+            weigh(weight)
         if isinstance(scaler, GradScaler) and not any(scaler is known for known in self._workspace.scalers):
             raise UsageError(
                 "the GradScaler is not part of the run's state, so that a joining worker would scale otherwise: pass "
@@ -326,21 +346,23 @@ class Iteration:
                 f"the loss has shape {tuple(loss.shape)}: loss_fn has to return the mean over its batch, a scalar"
             )
         if self._leaves and not is_spare:
-            earlier = Interval(self._held.lo, leaf), self._leaves[0][0]
+            earlier = Interval(self._held.lo, leaf), self._leaves[0].values
             if partial_metric := find_partial_metric([earlier, (Interval(leaf, leaf + 1), values)]):
                 raise UsageError(partial_metric)
         check_not_summed(loss, num_samples=len(self._batch.shard(leaf)), batch_size=self.num_samples)
         if self._compares and leaf == 0:
             self._first_shard = fingerprint(self._first_batch, values["loss"])
             self._first_batch = None
-        weight = self._batch.weight(leaf)
-        weighted = loss if weight == 1.0 else loss * weight
-        with self._determinism.backward(weighted):
-            run(weighted)
+        weight, is_weighted = self._weight(loss, leaf)
+        if weight:  # a shard without any has no gradients, and may have no loss
+            share = weight / self.num_samples
+            weighted = loss if share == 1.0 else loss * share
+            with self._determinism.backward(weighted):
+                run(weighted)
         if self._compares:
             self._workspace.watch.on_backward()
         step = None if is_spare else self._plan.steps[leaf - self._held.lo]
-        deltas = self._buffers.collect(weight=weight, first=leaf == 0, step=step)
+        deltas = self._buffers.collect(weight=self._batch.weight(leaf), first=leaf == 0, step=step)
         if is_spare:
             if self._first_shard:
                 self._first_shard = self._first_shard._replace(gradients=self._gradients.digest())
@@ -349,7 +371,24 @@ class Iteration:
         if step and leaf < self._held.hi - 1:
             self._gradients.fold(step)
         detached = {name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()}
-        self._leaves.append((detached, deltas))
+        self._leaves.append(ComputedLeaf(detached, deltas, weight, is_weighted))
+
+    def _weight(self, loss: Tensor, leaf: int) -> tuple[float, bool]:
+        """How much a shard counts in the mean over the batch, and whether that is not its number of samples.
+
+        A single shard is the batch, and counts as a whole.
+        """
+        num_samples = len(self._batch.shard(leaf))
+        weight = loss_weight(loss, num_samples=num_samples)
+        if weight.value is None or self._spec.weighs_by_samples or self._batch.num_shards == 1:
+            if weight.is_ambiguous and self._batch.num_shards > 1:
+                self._warn(AMBIGUOUS_WEIGHTS)
+            return float(num_samples), False
+        return weight.value, True
+
+    def _warn(self, text: str) -> None:
+        if self._spec.view.rank == 0:
+            self._workspace.session.report(Warned(worker=self._spec.view.me, message=text))
 
     @_remembered
     def exchange(self) -> bool:
@@ -392,13 +431,14 @@ class Iteration:
         totals = self.outcome.totals
         self.first_headers = self.first_headers or self.outcome.headers
         self.metrics = dict(totals.scalars)
-        self.loss = self.metrics.pop("loss")
+        scale = self._scale_of_sums(self.metrics.pop(WEIGHT), self.metrics.pop(NUM_WEIGHTED))
+        self.loss = self.metrics.pop("loss") * scale
         if math.isnan(self.loss) and self.is_first_evaluation and not self._allows_nan:
             raise NotANumber(self.number)
         self._determinism.reproducibility.agree(totals.operations)
         self._determinism.apply()  # the update depends on it as well
         self._buffers.commit(totals.deltas)
-        self._gradients.assign(totals.used)
+        self._gradients.assign(totals.used, scale=scale)
         if self._spec.measures_noise:
             of_batch = self._gradients.square_of_sums() / self._scale**2
             self.norms = SquaredNorms(self.metrics.pop(SHARD_SQUARES), of_batch)
@@ -406,6 +446,18 @@ class Iteration:
         seed_all(mix(self._spec.seed, "update", self.number))  # whichever shard this worker computed last
         self._phases.enter("callback")
         return True
+
+    def _scale_of_sums(self, weight: float, num_weighted: float) -> float:
+        """Return the factor that makes a mean of the sums over shards, whose weights were divided by the samples."""
+        if num_weighted not in (0, self._batch.num_shards):
+            raise UsageError(
+                f"{num_weighted:g} of {self._batch.num_shards} shards have a loss with weights of its own, such as "
+                "those of classes, and the others have not: compute the loss in the same way in all shards, or call "
+                "resile.training.weigh(...) in each"
+            )
+        if weight == self.num_samples:
+            return 1.0
+        return self.num_samples / weight if weight else math.nan
 
     def _pace(self) -> Pace:
         data, compute, callback = self._phases.take_seconds(("data", "compute", "callback"))
@@ -416,11 +468,14 @@ class Iteration:
         squares = self._gradients.squares() if self._spec.measures_noise else []
 
         def of_leaf(leaf: int) -> PartialSums:
-            values, deltas = self._leaves[leaf - self._held.lo]
-            weight = self._batch.weight(leaf)
+            computed = self._leaves[leaf - self._held.lo]
+            by_samples, by_weight = self._batch.weight(leaf), computed.weight / self.num_samples
+            sums = {name: float(value) * by_samples for name, value in computed.values.items()}
+            sums["loss"] = float(computed.values["loss"]) * by_weight if by_weight else 0.0
             if squares:  # of the loss as it was weighted and scaled for the backward pass
-                values = {**values, SHARD_SQUARES: squares[leaf - self._held.lo] / (weight * self._scale) ** 2}
-            return PartialSums({name: float(value) * weight for name, value in values.items()}, deltas)
+                square = squares[leaf - self._held.lo] / (by_weight * self._scale) ** 2 if by_weight else 0.0
+                sums[SHARD_SQUARES] = square * by_samples
+            return PartialSums({**sums, WEIGHT: computed.weight, NUM_WEIGHTED: computed.is_weighted}, computed.deltas)
 
         if self._sums_share:
             return [reduce(add_partials, map(of_leaf, range(*self._held)))]

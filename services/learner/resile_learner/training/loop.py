@@ -46,8 +46,9 @@ class ElasticLoop:
     a time such as "5 min". ``threads`` are torch's threads in each worker. Without ``shuffle`` every epoch has the
     order of the dataset; ``drop_last`` leaves out samples that do not fill a global batch. ``sampler`` draws the
     indices of each epoch instead (see `SamplerOrder`), ``batch_sampler`` those of each global batch, whatever their
-    number (see `BatchOrder`). ``max_iterations`` ends the run earlier than ``epochs`` do. Raises UsageError for
-    settings that cannot work.
+    number (see `BatchOrder`). ``max_iterations`` ends the run earlier than ``epochs`` do. A loss that is a weighted
+    mean, as ``cross_entropy`` is with weights of classes or ignored targets, becomes that of the global batch; with
+    ``weighs_by_samples`` it is the mean of the shards' means. Raises UsageError for settings that cannot work.
     """
 
     def __init__(
@@ -75,6 +76,7 @@ class ElasticLoop:
         sampler: Sampler | None = None,
         batch_sampler: BatchSampler | None = None,
         max_iterations: int | None = None,
+        weighs_by_samples: bool = False,
     ) -> None:
         settings = TrainingSettings(
             epochs=epochs,
@@ -96,6 +98,7 @@ class ElasticLoop:
             sampler=sampler,
             batch_sampler=batch_sampler,
             max_iterations=max_iterations,
+            weighs_by_samples=weighs_by_samples,
         )
         optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
         self.run = Run(model, optimizers, dataset, settings)

@@ -57,11 +57,12 @@ class ElasticModel:
     ``datasets`` is called once in each worker and returns a training dataset, and a map-style one for validation, or
     None. Samples are tuples of the model's inputs with the targets last, or dicts of its inputs by name with the
     targets under "labels", "label", "targets" or "target". ``loss_fn(outputs, targets)`` and each of ``metrics``
-    return the mean over the batch. ``lr_scheduler`` steps once an iteration or, with ``lr_scheduler_interval="epoch"``,
-    once an epoch; a ReduceLROnPlateau steps after each validation, with its score. ``autocast`` is a dtype for
-    torch.autocast, such as torch.bfloat16; ``grad_scaler`` goes with torch.float16. After `train` the object has its
-    ``result``, the ``scores`` of the final model, and whether this worker ``is_lowest_rank``, which should print and
-    write files.
+    return the mean over the batch; if the loss is a mean with weights of its own, ``loss_weight(outputs, targets)`` may
+    return their sum, and is not needed for ``cross_entropy`` and the like. ``lr_scheduler`` steps once an iteration or,
+    with ``lr_scheduler_interval="epoch"``, once an epoch; a ReduceLROnPlateau steps after each validation, with its
+    score. ``autocast`` is a dtype for torch.autocast, such as torch.bfloat16; ``grad_scaler`` goes with torch.float16.
+    After `train` the object has its ``result``, the ``scores`` of the final model, and whether this worker
+    ``is_lowest_rank``, which should print and write files.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class ElasticModel:
         metrics: Mapping[str, BatchFunction] | None = None,
         callbacks: Sequence[Callback] = (),
         *,
+        loss_weight: BatchFunction | None = None,
         lr_scheduler_interval: Literal["iteration", "epoch"] = "iteration",
         autocast: torch.dtype | None = None,
         grad_scaler: torch.amp.GradScaler | None = None,
@@ -84,6 +86,7 @@ class ElasticModel:
         self._model = model
         self._datasets = datasets
         self._loss_fn = loss_fn
+        self._loss_weight = loss_weight
         self._optimizer = optimizer
         self._lr_scheduler = lr_scheduler
         self._lr_scheduler_interval = lr_scheduler_interval
@@ -224,7 +227,8 @@ class ElasticModel:
                 check_is_mean(self._loss_fn, outputs, targets, loss)
             with torch.no_grad():
                 metrics = {name: metric(outputs, targets) for name, metric in self._metrics.items()}
-            iteration.backward(loss, scaler=self._grad_scaler, **metrics)
+            weight = self._loss_weight(outputs, targets) if self._loss_weight else None
+            iteration.backward(loss, scaler=self._grad_scaler, weight=weight, **metrics)
 
     def _forward(self, model: nn.Module, batch: Any) -> tuple[Any, Any, Tensor]:
         arguments, named, targets = _split(batch)

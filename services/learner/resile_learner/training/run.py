@@ -184,6 +184,7 @@ class Run(BaseRun):
             seed=self.settings.seed,
             is_compared=has_same_bits and (is_due or self._new_members.takes_part(view)),
             keeps_shards=self.closures.are_used,
+            weighs_by_samples=self.settings.weighs_by_samples,
             has_epochs=self._has_epochs,
             last=self._protocol.reports.last,
         )

@@ -51,6 +51,8 @@ class TrainingSettings:
     sampler: Sampler | None = None
     batch_sampler: BatchSampler | None = None
     max_iterations: int | None = None
+    weighs_by_samples: bool = False
+    """Whether shards are batches of the script, whose losses count alike whatever weights they have."""
 
     def __post_init__(self) -> None:
         if self.epochs < 1:

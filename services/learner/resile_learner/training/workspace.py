@@ -36,6 +36,8 @@ class IterationSpec:
     """Whether workers compare what they compute of the first shard."""
     keeps_shards: bool
     """Whether shards are kept, since a closure will compute them again."""
+    weighs_by_samples: bool
+    """Whether shards count by their samples, whatever weights their losses have."""
     has_epochs: bool
     """Whether the script has code of its own around the epochs, which is not repeated when a member is lost."""
     last: tuple[int, float]

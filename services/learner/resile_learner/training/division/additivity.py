@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .losses import combined, shares, terms_of
+from ..terms import combined, shares, terms_of
 from .rows import Cut, weight
 
 _BATCH_NORM = nn.modules.batchnorm._NormBase

@@ -17,13 +17,13 @@ from ..digest import content_digest
 from ..header import ComputedShards, PartialSums, fold_leaves
 from ..seeds import seeded
 from ..slots import local_plan
+from ..terms import Term, combined, shares, terms_of
 from ..watch.repeatability import ShardFingerprint
 from .additivity import CHANGES_INPUTS, UNCERTAIN, counted, differences, kept
 from .deferred import Deferred
 from .exchanging import Divided
 from .gathering import ShardTensors
 from .hooks import ParameterHooks
-from .losses import Term, combined, shares, terms_of
 from .passes import Gradients, Passes
 from .rows import MAX_BYTES, MAX_OUTPUT_BYTES, MAX_SENT_BYTES, Cut, quick_digest, weight
 

@@ -13,6 +13,7 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 from resile_shared.errors import UsageError
 
 from ..seeds import mix, seed_all
+from ..terms import forget_weight, note_weight
 from .deferred import Deferred, is_deferred, rows_of, values_of
 from .exchanging import Divided
 from .rows import MAX_SENT_BYTES, Cut, check_outputs
@@ -195,12 +196,14 @@ class Passes:
         inputs = [self._part(leaf, rows) for leaf in self._leaves]
         args, kwargs = tree_unflatten(inputs, self._spec)
         seed_all(mix(self._seed, shard))
+        forget_weight()
         with ExitStack() as stack:
             stack.enter_context(self._run.computing())
             stack.enter_context(_explained_memory())
             for device, dtype in self._autocast:
                 stack.enter_context(torch.autocast(device, dtype=dtype))
             outputs, self._structure = tree_flatten(self._model.compute(args, kwargs))
+        note_weight(_tensors(outputs))
         self.changes_inputs = self.changes_inputs or any(each._version for each in _tensors(inputs))
         return inputs, outputs
 

@@ -1,0 +1,275 @@
+"""How single values that shards compute, such as losses, combine to that of all rows.
+
+The graph of a value shows what it is: a sum, or a mean with the number of its elements or with weights of its own, such
+as the targets that `cross_entropy` does not ignore. Where that is not certain, a model's call cannot be divided.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from resile_shared.errors import UsageError
+
+CONSTANT, MEAN, WEIGHTED_MEAN, SUM, UNKNOWN = range(5)
+"""Kinds of terms. The elements of a mean belong to rows alike; those of a weighted mean may be more or less by row."""
+
+
+class Term(NamedTuple):
+    """One term of a single value, as a shard has it."""
+
+    kind: float
+    weight: float = 0.0
+    """The weights of a mean, added up."""
+    factor: float = 1.0
+    """What it was multiplied by, which must be the same in all shards."""
+
+
+_MEAN_REDUCTION, _SUM_REDUCTION = 1, 2
+"""Values of ``_saved_reduction``."""
+_SAME = ("ToCopy", "View", "Squeeze", "Unsqueeze", "Clone", "Alias", "Reshape", "UnsafeView", "Expand")
+_NEAR = 40
+"""So many nodes below a mean tell whether elements are selected just before it."""
+_OF_MASKS = (torch.float32, torch.float16, torch.bfloat16)
+_LEAST_WEIGHT = 1e-5
+"""Smaller divisors avoid a division by 0."""
+_SELECTING = ("IndexBackward", "MaskedSelect", "Take")
+_OF_DATA = ("Embedding", "Index", "Gather")
+"""Operations on data that their graph does not show."""
+
+
+class LossWeight(NamedTuple):
+    """How a shard counts in the mean over all shards."""
+
+    value: float | None
+    """None: by its samples."""
+    is_ambiguous: bool = False
+    """Whether terms of its loss are means with different weights."""
+
+
+def loss_weight(loss: Tensor, *, num_samples: int) -> LossWeight:
+    """Return what the graph of ``loss`` shows, that of a shard with ``num_samples``, or what `weigh` was given."""
+    if _given:
+        return LossWeight(_given.pop())
+    terms = [term for term in terms_of(loss, most=_NEAR) if term.kind in (MEAN, WEIGHTED_MEAN)]
+    weights = [term.weight for term in terms if term.kind == WEIGHTED_MEAN]
+    if weights and len(weights) == len(terms) and _is_close(weights, weights[:1] * len(weights)):
+        return LossWeight(weights[0])
+    return LossWeight(None, is_ambiguous=any(weight % num_samples for weight in weights))
+
+
+AMBIGUOUS_WEIGHTS = (
+    "the loss adds a mean with weights of its own (classes, ignored targets, a mask) and a mean over samples: the "
+    "means of shards are weighted by their samples, so that the first one differs from that of the batch. Let the body "
+    "of the loop run once for each batch, by resile.training.prepare(...), or make both means of one kind"
+)
+
+
+def weigh(weight: Tensor | float) -> None:
+    """Say how much the mean loss of what is computed now counts: the sum of the weights in that mean.
+
+    For a loss that is a mean with weights of its own, as over the tokens that a mask selects, where its graph does not
+    show them: ``weigh(mask.sum())``. Call it in the model if that computes the loss, else before ``backward()``. Where
+    the whole batch is computed at once, it changes nothing. Raises UsageError for a number below 0.
+    """
+    value = float(weight.detach() if isinstance(weight, Tensor) else weight)
+    if not (value >= 0 and math.isfinite(value)):
+        raise UsageError(f"weigh({value:g}): give the sum of the weights in the mean, 0 or more")
+    _given[:] = [value]
+
+
+_given: list[float] = []
+"""What `weigh` was given in this shard."""
+
+
+def forget_weight() -> None:
+    """Something else is computed from here on, for which `weigh` was not called."""
+    _given.clear()
+
+
+def note_weight(outputs: Sequence[Tensor]) -> None:
+    """Let `terms_of` know what the model gave `weigh` as it computed ``outputs``."""
+    for output in outputs if _given else ():
+        if not output.dim():
+            output._resile_weight = _given[0]  # type: ignore[attr-defined]
+
+
+def terms_of(value: Tensor, *, most: int = 1 << 30) -> list[Term]:
+    """Return what ``value``, which one shard has computed, consists of, by ``most`` nodes below each of its terms."""
+    if value.grad_fn is None:
+        return [Term(CONSTANT)]
+    if (weight := getattr(value, "_resile_weight", None)) is not None:
+        return [Term(WEIGHTED_MEAN, weight)]
+    terms = sorted(set(_terms(value.grad_fn, most))) or [Term(CONSTANT)]
+    if any(term.kind == WEIGHTED_MEAN and 0 < term.weight <= 1 for term in terms) and not value:
+        return [term._replace(weight=0.0) for term in terms]  # a sum of nothing, divided by what avoids a 0
+    return terms
+
+
+def shares(terms: Sequence[Sequence[Term]], values: Sequence[Tensor], rows: Sequence[float]) -> list[float] | None:
+    """Return by how much the value of each shard counts in that of the batch; None if that is not certain.
+
+    ``terms`` are the `terms_of` each, and ``rows`` the shares of the rows that the shards have.
+    """
+    if len({tuple(term.kind for term in each) for each in terms}) != 1:
+        return None
+    found = [_shares(term) for term in zip(*terms, strict=True) if term[0].kind != CONSTANT]
+    if not found:
+        return list(rows) if all(torch.equal(each, values[0]) for each in values) else None
+    first = found[0]
+    if first is None or any(each is None or not _is_close(each, first) for each in found):
+        return None
+    kinds = {term.kind for term in terms[0]}
+    return None if kinds >= {CONSTANT, SUM} else first
+
+
+def _shares(term: Sequence[Term]) -> list[float] | None:
+    if len({each.factor for each in term}) != 1 or term[0].kind == UNKNOWN:
+        return None
+    if term[0].kind == SUM:
+        return [1.0] * len(term)
+    total = sum(each.weight for each in term)
+    return [each.weight / total if total else float("nan") for each in term]
+
+
+def _is_close(one: Sequence[float], other: Sequence[float]) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-8) or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
+
+
+def combined(values: Sequence[Tensor], counted: Sequence[float]) -> Tensor:
+    """Return the value of the batch; what does not count may be NaN."""
+    if not values[0].is_floating_point():
+        return values[0]
+    of_shards = torch.stack([each.double().cpu() for each in values])
+    by = torch.tensor(counted, dtype=torch.float64)
+    return torch.where(by == 0, 0, of_shards * by).sum().to(values[0])
+
+
+def _terms(node: Any, most: int) -> Iterator[Term]:
+    """Return the terms below ``node``, which computes a single value, looking at ``most`` nodes below each."""
+    name = node.name().removesuffix("Backward0")
+    operands = [operand for operand, _ in node.next_functions]
+    reduction = getattr(node, "_saved_reduction", None)
+    if name.startswith("NllLoss") and reduction == _MEAN_REDUCTION:
+        yield Term(WEIGHTED_MEAN, float(node._saved_total_weight))
+    elif reduction is not None:
+        is_mean = reduction != _SUM_REDUCTION
+        yield _mean(_Below(node, most), node._saved_self.numel()) if is_mean else Term(SUM)
+    elif name in ("Add", "Sub", *_SAME):
+        for operand in operands:
+            yield from [Term(CONSTANT)] if operand is None else _terms(operand, most)
+    elif name == "Neg":
+        yield from _scaled(_terms(operands[0], most), -1.0)
+    elif name == "RsubBackward1":  # a number less the value
+        yield from (*_scaled(_terms(operands[0], most), -1.0), Term(CONSTANT))
+    elif name in ("MulBackward1", "DivBackward1"):  # by a number, in PyTorch's own functions
+        by = float(node._saved_other)
+        yield from _multiplied(list(_terms(operands[0], most)), by if name == "MulBackward1" else 1.0 / by)
+    elif name in ("Mul", "Div") and len(operands) == 2:
+        yield from _products(name, node, operands, most)
+    else:
+        yield _of_elements(name, node, most)
+
+
+def _mean(below: "_Below", num_elements: int) -> Term:
+    return Term(WEIGHTED_MEAN if below.selects else MEAN, float(num_elements))
+
+
+def _of_elements(name: str, node: Any, most: int) -> Term:
+    """The term of a value that is computed from many others."""
+    below = _Below(node, most)
+    if not below.depends_on_data:
+        return Term(CONSTANT)
+    if below.mixes_rows or name not in ("Sum", "Mean"):
+        return Term(UNKNOWN)
+    return Term(SUM) if name == "Sum" else _mean(below, node._saved_self_sym_numel)
+
+
+def _products(name: str, node: Any, operands: Sequence[Any], most: int) -> Iterator[Term]:
+    """The terms of a product or quotient of two operands."""
+    left, right = operands
+    by = node._saved_other if right is None else node._saved_self if left is None else None
+    if by is None or by.dim():
+        factors = [[Term(UNKNOWN)] if operand is None else list(_terms(operand, most)) for operand in (left, right)]
+        if factors[1] == [Term(CONSTANT)] and by is None:  # what parameters alone determine
+            yield from factors[0]
+        elif factors[0] == [Term(CONSTANT)] and by is None and name == "Mul":
+            yield from factors[1]
+        else:
+            yield Term(UNKNOWN)
+    elif name == "Mul":
+        yield from _multiplied(list(_terms(left or right, most)), float(by))
+    elif left is None:
+        yield Term(UNKNOWN)
+    else:
+        yield from _divided(list(_terms(left, most)), by)
+
+
+def _multiplied(terms: Sequence[Term], by: float) -> Iterator[Term]:
+    """The terms of a product with a number, which for a sum may be one by the number of rows."""
+    has_sum = any(term.kind == SUM for term in terms)
+    yield from [Term(UNKNOWN)] if has_sum else _scaled(terms, by)
+
+
+def _divided(terms: Sequence[Term], by: Tensor) -> Iterator[Term]:
+    """The terms of a quotient: a sum divided by a tensor, such as the sum of a mask, is a mean.
+
+    A number, which is a double here, may be a count of rows or not; a small one may be there to avoid a division by 0.
+    """
+    if all(term.kind != SUM for term in terms):
+        yield from _scaled(terms, 1.0 / float(by) if by else math.inf)
+    elif terms == [Term(SUM)] and by.dtype in _OF_MASKS and (float(by) >= 1.0 or float(by) < _LEAST_WEIGHT):
+        yield Term(WEIGHTED_MEAN, float(by))
+    else:
+        yield Term(UNKNOWN)
+
+
+def _scaled(terms: Iterable[Term], factor: float) -> Iterator[Term]:
+    return (term._replace(factor=term.factor * factor) for term in terms)
+
+
+class _Below:
+    """What is below a node of the graph, down to the parameters or as far as ``most`` nodes reach."""
+
+    def __init__(self, node: Any, most: int) -> None:
+        self.depends_on_data = False
+        self.mixes_rows = False
+        """Whether something goes through all rows, as the mean over the first dimension."""
+        self.selects = False
+        """Whether elements are selected, of which rows may have more or less."""
+        found = [operand for operand, _ in node.next_functions]
+        seen: set[Any] = set()
+        while found:
+            if len(seen) == most:
+                self.depends_on_data = True
+                break
+            each = found.pop()
+            if each is None or each.name().startswith(_OF_DATA):
+                self.depends_on_data = True
+            if each is None or each in seen:
+                continue
+            seen.add(each)
+            variable = getattr(each, "variable", None)
+            self.depends_on_data |= not isinstance(variable, nn.Parameter | None)
+            self.selects |= each.name().startswith(_SELECTING)
+            self.mixes_rows |= each.name().startswith(_THROUGH_DIMENSION) and _has_first_dimension(each)
+            found += [operand for operand, _ in each.next_functions]
+
+
+_THROUGH_DIMENSION = (
+    *("Mean", "Sum", "Nansum", "Std", "Var", "Max", "Min", "Amax", "Amin", "Median", "Prod", "Logsumexp", "Softmax"),
+    *("LogSoftmax", "Norm", "LinalgVectorNorm", "Cumsum", "Cumprod", "Stack", "Sort", "Topk"),
+)
+
+
+def _has_first_dimension(node: Any) -> bool:
+    """Whether an operation goes through the first dimension, or through all, as far as is known."""
+    dims = getattr(node, "_saved_dim", None)
+    if dims is None:
+        return True
+    sizes = getattr(node, "_saved_self_sym_sizes", None)
+    signed = (dim - (1 << 64) if dim >= 1 << 63 else dim for dim in (dims if isinstance(dims, tuple) else (dims,)))
+    return any(dim == 0 or (sizes is not None and dim == -len(sizes)) for dim in signed)
