@@ -293,12 +293,177 @@ def test_a_model_whose_rows_depend_on_each_other_is_named_before_it_trains(
     assert says in "".join(warnings)
 
 
-def test_tensors_whose_second_dimension_is_the_batch_are_refused() -> None:
-    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
-        model(batch[0].T)
+class StepsOfTime(nn.Module):
+    """Its inputs have the batch in their second dimension."""
 
-    with pytest.raises(UsageError, match=r"shape \(8, 32\) for a batch of 32 samples: .*batch_first=True"):
-        train(body, TimeFirst, shards=SHARDS)
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.head = nn.LSTM(1, 4), nn.Linear(4, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.head(self.recurrent(inputs)[1][0][0])
+        return outputs
+
+
+class Padding(nn.Module):
+    """It cuts its outputs at the longest text of the batch, as pad_packed_sequence does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(1, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        longest = int((inputs > 0).sum(1).max())
+        outputs: Tensor = self.layer(inputs[:, :longest, None])
+        return outputs
+
+
+class Pooling(nn.Module):
+    """Its rows are nodes, and its outputs belong to graphs; a loss of its own has the shape [1]."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 10)
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        outputs = self.layer(inputs).view(-1, 2, 10).mean(1)
+        return outputs, outputs.square().mean().reshape(1)
+
+
+def steps_of_time(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    usual(lambda inputs: model(inputs.T[..., None]), optimizer, place, batch, printed)
+
+
+def padded(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    usual(lambda inputs: model(inputs).sum(1), optimizer, place, batch, printed)
+
+
+def pooled(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    optimizer.zero_grad()
+    outputs, penalty = model(batch[0])
+    loss = F.cross_entropy(outputs, batch[1][::2]) + penalty.sum()
+    loss.backward()
+    optimizer.step()
+    printed.append(loss.item())
+
+
+@pytest.mark.parametrize(
+    ("make", "body", "says"),
+    [
+        (StepsOfTime, steps_of_time, "has the shape (32, 10) for"),
+        (Padding, padded, "an output of the model has the shape"),
+        (Pooling, pooled, "has the shape (2, 10) for 4 rows"),
+    ],
+)
+def test_a_model_that_does_not_return_rows_is_computed_in_full(
+    make: Callable[[], nn.Module], body: Body, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check_like_plain(body, make)
+    assert says in capsys.readouterr().err
+
+
+class Codebook(nn.Module):
+    """It takes a table beside the samples, which has as many rows as the last batch of an epoch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 10)
+
+    def forward(self, inputs: Tensor, table: Tensor, *, mode: str = "") -> Tensor:
+        outputs: Tensor = self.layer(inputs) @ table.T @ table
+        return outputs - outputs.mean(0) if mode == "centered" else outputs
+
+
+def test_a_table_is_not_cut_where_a_batch_has_as_many_rows() -> None:
+    table = torch.randn(6, 10, generator=torch.Generator().manual_seed(3))
+
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        usual(lambda inputs: model(inputs, table), optimizer, place, batch, printed)
+
+    check_like_plain(body, Codebook, samples=BATCH * 2 + 6)
+
+
+@pytest.mark.parametrize("way", ["argument", "attribute"])
+def test_a_model_that_is_called_in_another_way_is_checked_again(way: str, capsys: pytest.CaptureFixture[str]) -> None:
+    class Switched(Codebook):
+        mode = ""
+
+        def forward(self, inputs: Tensor, table: Tensor, *, mode: str = "") -> Tensor:
+            return super().forward(inputs, table, mode=mode or self.mode)
+
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        mode = "centered" if place[0] >= 4 else ""
+        if way == "attribute":
+            model.mode = mode
+        more = {"mode": mode} if way == "argument" else {}
+        usual(lambda inputs: model(inputs, torch.eye(10), **more), optimizer, place, batch, printed)
+
+    check_like_plain(body, Switched)
+    assert "depends on the other samples" in capsys.readouterr().err
+
+
+def test_a_model_that_contains_another_one_of_the_run_computes_its_shards_by_itself() -> None:
+    """Both are called in the body, and share parameters."""
+
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        whole, encoder = model
+        optimizer.zero_grad()
+        loss = F.cross_entropy(whole(batch[0]), batch[1]) + encoder(batch[0]).square().mean()
+        loss.backward()
+        optimizer.step()
+        printed.append(loss.item())
+
+    def both() -> nn.ModuleList:
+        whole = perceptron()
+        assert isinstance(whole, nn.Sequential)
+        return nn.ModuleList([whole, whole[0]])
+
+    check_like_plain(body, both)
+
+
+def test_features_as_many_as_samples_are_no_second_batch() -> None:
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        twice = torch.cat([batch[0], batch[0] + 0.1]).repeat(1, BATCH // 8)
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(twice), batch[1].repeat(2))
+        loss.backward()
+        optimizer.step()
+        printed.append(loss.item())
+
+    check_like_plain(body, lambda: nn.Linear(BATCH, 10))
+
+
+@pytest.mark.parametrize("when", ["before", "after", "in place"])
+def test_a_compiled_model_is_compiled_within_its_shards(when: str) -> None:
+    compiled: list[Any] = []
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def compile_once(model: Any) -> Any:
+        if not compiled:
+            if when == "in place":
+                model.compile(backend=backend)
+                compiled.append(model)
+            else:
+                compiled.append(torch.compile(model, backend=backend))
+        return compiled[0]
+
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        usual(model if when == "before" else compile_once(model), optimizer, place, batch, printed)
+
+    def make() -> nn.Module:
+        compiled.clear()
+        torch._dynamo.reset()
+        model: nn.Module = perceptron()
+        return compile_once(model) if when == "before" else model
+
+    check_like_plain(body, make)
+    graphs.clear()
+    train(body, make, shards=SHARDS)
+    assert graphs
 
 
 def evaluated(loader: Any, most: int | None = None) -> list[float]:
@@ -1356,22 +1521,31 @@ class Unknown:
     logits: Tensor
 
 
-@pytest.mark.parametrize(
-    ("outputs", "says"),
-    [
-        (lambda logits: logits.T, r"an output of the model has the shape \(10, 4\) for 4 rows"),
-        (Unknown, "an output of the model is a Unknown"),
-        (lambda logits: (logits, logits.sum().item()), r"which has no mean: return numbers as tensors"),
-    ],
-)
-def test_outputs_that_cannot_be_joined_are_named(outputs: Any, says: str) -> None:
+def test_outputs_that_have_no_mean_are_named() -> None:
     class Other(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layers = perceptron()
 
         def forward(self, inputs: Tensor) -> Any:
-            return outputs(self.layers(inputs))
+            logits = self.layers(inputs)
+            return logits, logits.sum().item()
 
-    with pytest.raises(UsageError, match=says):
+    with pytest.raises(UsageError, match="which has no mean: return numbers as tensors"):
         train(usual, Other, shards=SHARDS)
+
+
+def test_an_output_in_which_tensors_cannot_be_found_is_computed_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    class Other(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = perceptron()
+
+        def forward(self, inputs: Tensor) -> Any:
+            return Unknown(self.layers(inputs))
+
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        usual(lambda inputs: model(inputs).logits, optimizer, place, batch, printed)
+
+    check_like_plain(body, Other)
+    assert "an output of the model is a Unknown" in capsys.readouterr().err

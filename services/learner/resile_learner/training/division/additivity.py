@@ -12,32 +12,42 @@ from .rows import Cut, weight
 
 _BATCH_NORM = nn.modules.batchnorm._NormBase
 """Modules whose buffers are means over rows, and a count of calls."""
+_RANDOM = (_BATCH_NORM, nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention, nn.RNNBase)
+"""Modules that draw random numbers, or mix rows as is expected, while they train."""
 Compute = Callable[[slice, int], Sequence[Tensor]]
 """Computes the outputs for some rows with some seed."""
 
 
 def differences(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
-    """Compare the outputs of ``rows`` with those of their halves, in evaluation mode; return a line for each kind.
+    """Compare the outputs of ``rows`` with those of their halves; return a line for each kind.
 
-    There BatchNorm and dropout do not mix rows. Nothing is found where the model draws random numbers nevertheless.
+    Dropout and BatchNorm are silenced. Where the model draws other random numbers, it is compared in evaluation mode;
+    nothing is found where it draws them there, too.
     """
     cut = Cut(rows.stop - rows.start, 2)
     halves = [slice(rows.start + half.start, rows.start + half.stop) for half in map(cut.rows, range(2))]
-    with _evaluating(model):
+    everything = list(model.modules())
+    for silenced in ([each for each in everything if isinstance(each, _RANDOM)], everything):
         try:
-            whole, again = compute(rows, 0), compute(rows, 1)
-            parts = [compute(half, 0) for half in halves]
-        except Exception:  # of a model that is not meant to be evaluated, or not on so few rows
-            return []
-    if not all(map(_is_close, whole, again)) or any(each.dim() and len(each) != cut.num_rows for each in whole):
-        return []
-    found = {}
-    for output, *of_parts in zip(whole, *parts, strict=True):
-        joined = torch.cat(of_parts) if output.dim() else _combined(output, of_parts, cut)
-        if output.is_floating_point() and not _is_close(output, joined):
-            kind, most = _ROWS if output.dim() else _SINGLE, output.detach().abs().max()
-            found[kind] = kind.format(size=float((output - joined).detach().abs().max()), most=float(most))
-    return list(found.values())
+            with _evaluating(silenced):
+                whole, again = compute(rows, 0), compute(rows, 1)
+                if not all(map(_is_close, whole, again)):
+                    continue
+                parts = [compute(half, 0) for half in halves]
+        except Exception:
+            if silenced is everything:  # a model that is not meant to be evaluated
+                return []
+            raise
+        found = {}
+        for output, *of_parts in zip(whole, *parts, strict=True):
+            if len({each.shape[1:] for each in (output, *of_parts)}) > 1:
+                return [OTHER_SHAPES.format(one=tuple(output.shape), other=tuple(of_parts[0].shape))]
+            joined = torch.cat(of_parts) if output.dim() else _combined(output, of_parts, cut)
+            if output.is_floating_point() and not _is_close(output, joined):
+                kind, most = _ROWS if output.dim() else _SINGLE, output.detach().abs().max()
+                found[kind] = kind.format(size=float((output - joined).detach().abs().max()), most=float(most))
+        return list(found.values())
+    return []
 
 
 def counted(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
@@ -83,34 +93,43 @@ def _is_mean(whole: Tensor, parts: Sequence[Tensor | None], before: Tensor | Non
     return _is_close(whole, mean)
 
 
-_IN_FULL = "so each worker computes the model in full, which is right and takes as long as on one worker"
+IN_FULL = "so each worker computes the model in full, which is right and takes as long as on one worker"
 _ROWS = (
     "what the model computes for a sample depends on the other samples of its batch (a difference of {size:.1e} in "
-    f"outputs of up to {{most:.1e}}), {_IN_FULL}. If the first dimension of its inputs is not that of the batch, put "
+    f"outputs of up to {{most:.1e}}), {IN_FULL}. If the first dimension of its inputs is not that of the batch, put "
     "it first (batch_first=True in layers of PyTorch); if samples are compared with each other in the model, do that "
     "in the body of the loop"
 )
 _SINGLE = (
     "a single value that the model returns for a batch, such as its loss, is not what those of its parts combine to (a "
-    f"difference of {{size:.1e}} in {{most:.1e}}), {_IN_FULL}. Return what has a row for each sample, and compute the "
+    f"difference of {{size:.1e}} in {{most:.1e}}), {IN_FULL}. Return what has a row for each sample, and compute the "
     "value in the body of the loop"
 )
 _KEPT = (
     "the model changes its attribute {name} when it is called, where each worker would find what is of a part of the "
-    f"batch, {_IN_FULL}. Return from forward() what it computes, and count in the body of the loop"
+    f"batch, {IN_FULL}. Return from forward() what it computes, and count in the body of the loop"
 )
 _COUNTED = (
     "the model changes its buffer {name} by the rows that it is given, which the parts of a batch cannot do for all of "
-    f"it, {_IN_FULL}"
+    f"it, {IN_FULL}"
+)
+FAILS = f"the model cannot be called with a part of a batch ({{kind}}: {{error}}), {IN_FULL}"
+HOOKED = (
+    f"the layer {{name}} of the model has a hook, which would be called for each part of a batch, {IN_FULL}. Remove "
+    "hooks that training does not need"
+)
+OTHER_SHAPES = (
+    f"an output of the model has the shape {{one}} for one part of a batch and {{other}} for another, {IN_FULL}. Pad "
+    "all samples of a batch to one length before the model is called"
 )
 CHANGES_INPUTS = (
-    f"the model changes its inputs in place, which belong to the body of the loop, {_IN_FULL}. Let it change a copy, "
+    f"the model changes its inputs in place, which belong to the body of the loop, {IN_FULL}. Let it change a copy, "
     "as in `x = x - 0.5` instead of `x -= 0.5`"
 )
-LIST_OF_SAMPLES = f"the model is called with a list of samples, which cannot be cut by rows, {_IN_FULL}"
+LIST_OF_SAMPLES = f"the model is called with a list of samples, which cannot be cut by rows, {IN_FULL}"
 UNCERTAIN = (
     "it is not certain how a single value that the model returns for a batch, such as its loss, follows from those of "
-    f"its parts, {_IN_FULL}. Return what has a row for each sample, and compute the value in the body of the loop; or "
+    f"its parts, {IN_FULL}. Return what has a row for each sample, and compute the value in the body of the loop; or "
     "compute it as a mean, as cross_entropy, or as a sum divided by the sum of a mask of floats"
 )
 
@@ -174,9 +193,11 @@ def _is_close(one: Tensor, other: Tensor) -> bool:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
+def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """In this context ``modules`` are in evaluation mode; their parts are not, unless they are listed."""
+    modes = {module: module.training for module in modules}
+    for module in modules:
+        module.training = False
     try:
         yield
     finally:

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import TreeSpec
 
-from resile_shared.errors import UsageError
+from resile_shared.errors import ResileError, UsageError
 
 from ...collectives.tree import Interval, ranges
 from ...session import StateLost
@@ -19,13 +18,23 @@ from ..seeds import seeded
 from ..slots import local_plan
 from ..terms import Term, combined, shares, terms_of
 from ..watch.repeatability import ShardFingerprint
-from .additivity import CHANGES_INPUTS, UNCERTAIN, counted, differences, kept
+from .additivity import (
+    CHANGES_INPUTS,
+    FAILS,
+    HOOKED,
+    IN_FULL,
+    OTHER_SHAPES,
+    UNCERTAIN,
+    counted,
+    differences,
+    kept,
+)
 from .deferred import Deferred
 from .exchanging import Divided
 from .gathering import ShardTensors
 from .hooks import ParameterHooks
-from .passes import Gradients, Passes
-from .rows import MAX_BYTES, MAX_OUTPUT_BYTES, MAX_SENT_BYTES, Cut, quick_digest, weight
+from .passes import Gradients, Inputs, Passes
+from .rows import MAX_BYTES, MAX_OUTPUT_BYTES, MAX_SENT_BYTES, Cut, misses_rows, quick_digest, weight
 
 
 class Undividable(Exception):
@@ -37,9 +46,9 @@ class Repeat(Exception):
 
 
 class Call:
-    """One call of a divided model with ``leaves``, its inputs, whose structure is ``spec``."""
+    """One call of a divided model."""
 
-    def __init__(self, model: Divided, leaves: Sequence[Any], spec: TreeSpec, cut: Cut) -> None:
+    def __init__(self, model: Divided, inputs: Inputs, cut: Cut) -> None:
         self._model = model
         self._run = run = model.run
         self._cut = cut
@@ -47,8 +56,7 @@ class Call:
         self._seed = run.next_seed()
         self._passes = Passes(
             model,
-            leaves,
-            spec,
+            inputs,
             cut,
             seed=self._seed,
             share=lambda number, shard: self._shares[number][shard],
@@ -79,27 +87,42 @@ class Call:
         """Return the outputs with their structure, from the ``tensors`` that `forward` returned."""
         return self._passes.structured(tensors)
 
-    def check(self) -> None:
+    def check(self, hooked: str) -> None:
         """Raise Undividable if outputs of a row depend on other rows, by as many of them as a shard has.
 
-        All workers look at the same rows, and find the same.
+        All workers look at the same rows, and find the same. ``hooked`` is the name of a layer with a hook, if any.
         """
         first = self._cut.rows(0)
         rows = slice(first.start, min(max(first.stop, 2), self._cut.num_rows))
-        if rows.stop < 2 or self._cut.num_shards == 1:
-            return
-
-        def compute(part: slice, seed: int) -> list[Tensor]:
-            return self._passes.of_rows(part, shard=seed)
-
         with seeded(self._seed):
-            looks = (look(self._model.model, compute, rows) for look in (kept, counted, differences))
-            found = next(filter(None, looks), [])
+            found = [HOOKED.format(name=hooked)] if hooked else self._mixed(rows)
         self._run.buffers.restore()
         if self._passes.changes_inputs:
             found = [*found, CHANGES_INPUTS]
         if found:
             raise Undividable("; and ".join(found))
+
+    def _mixed(self, rows: slice) -> list[str]:
+        """Say in what way ``rows`` depend on each other; what cannot be computed for a part of them, is no part."""
+
+        def compute(part: slice, seed: int) -> list[Tensor]:
+            outputs = self._passes.of_rows(part, shard=seed)
+            if message := misses_rows(outputs, num_rows=part.stop - part.start):
+                raise Undividable(f"{message}, {IN_FULL}")
+            return [each for each in outputs if isinstance(each, Tensor)]
+
+        try:
+            if rows.stop < 2 or self._cut.num_shards == 1:
+                compute(rows, 0)
+                return []
+            looks = (look(self._model.model, compute, rows) for look in (kept, counted, differences))
+            return next(filter(None, looks), [])
+        except (ResileError, Undividable):
+            raise
+        except Exception as error:  # the model's own; if it is not by parts, the call in full raises it again
+            if hasattr(error, "__notes__"):  # a lack of memory
+                raise
+            return [FAILS.format(kind=type(error).__name__, error=str(error).partition("\n")[0])]
 
     def undo(self) -> None:
         """Undo what the call has changed."""
@@ -174,6 +197,8 @@ class Call:
     def _joined(self, number: int, parts: Sequence[Tensor], terms: Sequence[Tensor]) -> Tensor:
         """Join output ``number`` of all shards."""
         if not self._passes.outputs[number].is_single:
+            if len({each.shape[1:] for each in parts}) > 1:
+                raise Undividable(OTHER_SHAPES.format(one=tuple(parts[0].shape), other=tuple(parts[-1].shape)))
             return torch.cat(list(parts))
         kinds = [[Term(*each) for each in shard.tolist()] for shard in terms]
         found = shares(kinds, parts, [weight(self._cut, shard) for shard in range(self._cut.num_shards)])
@@ -279,13 +304,13 @@ class Call:
         are_given = torch.stack([given for *_, given in shards]).any(0).tolist()
         places = count()
         found: list[Tensor | None] = []
-        for leaf, wants in zip(self.tensors, self._passes.wants_gradient, strict=True):
+        for by_rows, wants in zip(self._passes.is_by_rows, self._passes.wants_gradient, strict=True):
             place = next(places) if wants else None
             if place is None or not are_given[place]:
                 found.append(None)
                 continue
             parts = [shard[place] for shard in shards]
-            found.append(torch.cat(parts) if self._cut.is_by_rows(leaf) else sum(parts[1:], parts[0]))
+            found.append(torch.cat(parts) if by_rows else sum(parts[1:], parts[0]))
         return found
 
     def _complete(self, tensors: ShardTensors) -> None:

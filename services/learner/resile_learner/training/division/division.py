@@ -1,12 +1,14 @@
 """Which calls of a model are divided: those that compute gradients, of a model whose rows are independent."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
+from zlib import crc32
 
 import torch
 from torch import Tensor, nn
+from torch._C._dynamo.eval_frame import set_eval_frame
 from torch.utils._pytree import tree_flatten
 
 from ..gradients import Gradients
@@ -14,16 +16,27 @@ from .additivity import LIST_OF_SAMPLES, restore_attributes, save_attributes
 from .call import Call, DividedCall, Repeat, Undividable
 from .deferred import has_rows, values_of
 from .exchanging import Exchanging
-from .rows import check_rows, cut_into
+from .passes import Inputs
+from .rows import cut_into
+
+MAX_CHECKS = 16
+"""In so many ways a model may be called, each of which is checked; counters make more."""
+_PLAIN = (type(None), bool, int, float, str)
 
 
 class KnownModels:
     """What is known of the models of a run by their calls so far, as a part of its state."""
 
     def __init__(self) -> None:
-        self.called: set[int] = set()
+        self.checked: set[tuple[int, int]] = set()
+        """Models, and digests of how they were called when their rows were found to be independent."""
         self.undivided: set[int] = set()
         """Those that every worker computes in full."""
+        self.fixed: set[tuple[int, int, int]] = set()
+        """Models, digests of the structure of a call, and numbers of its inputs that have no row for each sample.
+
+        They are found where another batch is longer or shorter: a table may have as many rows as one batch.
+        """
         self.sent_at_once: set[tuple[int, int]] = set()
         """Models and numbers of outputs that their scripts first use after the backward pass."""
 
@@ -33,8 +46,8 @@ class KnownModels:
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over what `state_dict` returned."""
-        self.called, self.undivided = set(state_dict["called"]), set(state_dict["undivided"])
-        self.sent_at_once = {(model, output) for model, output in state_dict["sent_at_once"]}
+        for name, known in state_dict.items():
+            setattr(self, name, {tuple(each) if isinstance(each, list | tuple) else each for each in known})
 
 
 class Division:
@@ -50,30 +63,32 @@ class Division:
         self.anchor = torch.zeros((), requires_grad=True)
         """Makes PyTorch ask for gradients of a call, whatever its inputs are."""
         self._forward: Callable[..., Any] = model.forward
-        self._is_in_shard = False
+        self._own = [module for module in model.modules() if not _is_of_torch(type(module))]
+        """The modules whose class is not PyTorch's own."""
+        self._compiler: Any = None
+        """What compiles the model, if the script has called ``torch.compile`` after `prepare`."""
         model.forward = _Forward(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the outputs of all rows, those of other workers' shards included."""
         leaves, spec = tree_flatten((args, kwargs))
-        num_rows = next((len(leaf) for leaf in leaves if isinstance(leaf, Tensor) and leaf.dim() > 0), 0)
         known = self._known
         is_asked = _is_undivided.get() or self._number in known.undivided
-        if self._is_in_shard or is_asked or not torch.is_grad_enabled() or num_rows == 0:
-            return self._forward(*args, **kwargs)
+        structure = crc32(str(spec).encode())
+        num_rows = 0 if is_asked or not torch.is_grad_enabled() else self._num_rows(leaves, structure)
+        if num_rows == 0:
+            return self._compute(args, kwargs)
         if any(self._is_list_of_samples(each) for each in (*args, *kwargs.values())):
             self.compute_in_full(LIST_OF_SAMPLES)
-            return self._forward(*args, **kwargs)
+            return self._compute(args, kwargs)
         leaves = [values_of(leaf) if isinstance(leaf, Tensor) and not has_rows(leaf) else leaf for leaf in leaves]
-        check_rows([leaf for leaf in leaves if isinstance(leaf, Tensor)], num_samples=self.run.num_samples)
-        call = Call(self, leaves, spec, cut_into(num_rows, self.run.num_shards))
-        is_first = self._number not in known.called
-        saved = save_attributes(self.model) if is_first else {}
-        known.called.add(self._number)
+        is_by_rows = [self._is_by_rows(number, leaf, num_rows, structure) for number, leaf in enumerate(leaves)]
+        call = Call(self, Inputs(leaves, spec, is_by_rows), cut_into(num_rows, self.run.num_shards))
+        is_new = self._is_new(leaves, structure)
+        saved = save_attributes(self.model) if is_new else {}
         try:
-            if is_first:
-                self._warn_of_hooks()
-                call.check()
+            if is_new:
+                call.check(self._hooks())
             outputs = DividedCall.apply(call, self.anchor, *call.tensors)  # type: ignore[no-untyped-call]
         except Repeat:
             call.undo()
@@ -82,23 +97,57 @@ class Division:
             call.undo()
             restore_attributes(saved)
             self.compute_in_full(str(reason))
-            return self._forward(*args, **kwargs)
+            return self._compute(args, kwargs)
         return call.outputs(outputs)
+
+    def _num_rows(self, leaves: Sequence[Any], structure: int) -> int:
+        """The rows of a call: those of the batch, if an input has as many, else those of its first input; 0 if none."""
+        known, num_samples = self._known.fixed, self.run.num_samples
+        lengths = [
+            len(leaf)
+            for number, leaf in enumerate(leaves)
+            if isinstance(leaf, Tensor) and leaf.dim() > 0 and (self._number, structure, number) not in known
+        ]
+        return num_samples if num_samples in lengths else next(iter(lengths), 0)
+
+    def _is_by_rows(self, number: int, leaf: Any, num_rows: int, structure: int) -> bool:
+        """Whether input ``number`` has a row for each row of the call, in this one as in those before."""
+        if not isinstance(leaf, Tensor) or leaf.dim() == 0:
+            return False
+        if len(leaf) != num_rows:
+            self._known.fixed.add((self._number, structure, number))
+        return (self._number, structure, number) not in self._known.fixed
+
+    def _is_new(self, leaves: Sequence[Any], structure: int) -> bool:
+        """Whether the model was not called in this way yet: with these constants, modes, attributes and hooks."""
+        constants = [leaf if isinstance(leaf, _PLAIN) else type(leaf).__name__ for leaf in leaves]
+        modes = bytes(module.training for module in self.model.modules())
+        attributes = [
+            (name, value)
+            for module in self._own
+            for name, value in vars(module).items()
+            if isinstance(value, _PLAIN) and name != "training"
+        ]
+        key = self._number, crc32(repr((structure, constants, modes, attributes, self._hooks())).encode())
+        known = self._known.checked
+        if key in known or sum(model == self._number for model, _ in known) >= MAX_CHECKS:
+            return False
+        known.add(key)
+        return True
 
     def _is_list_of_samples(self, value: Any) -> bool:
         is_list = isinstance(value, list | tuple) and all(isinstance(each, Tensor) for each in value)
         return is_list and len(value) == self.run.num_samples > 1
 
-    def _warn_of_hooks(self) -> None:
-        """Tell of hooks of modules that see the rows of a part of the batch, except for those of PyTorch itself."""
+    def _hooks(self) -> str:
+        """The name of a layer with a hook that would see the rows of a part of the batch; PyTorch's own do not."""
+        name: str
         for name, module in self.model.named_modules():
-            hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
-            if name and not all(map(_is_of_torch, hooks)):
-                self.run.warn(
-                    f"the layer {name} of the model has a hook, which is called for each part of a batch, with the "
-                    "rows of that part: what it counts or collects is not that of the batch, and differs by worker"
-                )
-                return
+            if name and (module._forward_hooks or module._forward_pre_hooks):
+                hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+                if not all(map(_is_of_torch, hooks)):
+                    return name
+        return ""
 
     @property
     def sent_at_once(self) -> set[int]:
@@ -120,17 +169,30 @@ class Division:
         self.model.forward = self._forward
 
     def compute(self, args: Any, kwargs: Any) -> Any:
-        """Compute a shard."""
-        self._is_in_shard = True
+        """Compute a shard. Other divided models that the model calls compute all rows of it."""
+        with undivided(), torch.enable_grad():
+            return self._compute(args, kwargs)
+
+    def _compute(self, args: Any, kwargs: Any) -> Any:
+        before = set_eval_frame(self._compiler)
         try:
-            with torch.enable_grad():
-                return self._forward(*args, **kwargs)
+            return self._forward(*args, **kwargs)
         finally:
-            self._is_in_shard = False
+            set_eval_frame(before)
+
+    def call_uncompiled(self, args: Any, kwargs: Any) -> Any:
+        """Call `forward`, of which nothing is compiled but the model."""
+        before = set_eval_frame(None)
+        outer, self._compiler = self._compiler, before
+        try:
+            return self.forward(*args, **kwargs)
+        finally:
+            self._compiler = outer
+            set_eval_frame(before)
 
 
-def _is_of_torch(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).partition(".")[0] == "torch"
+def _is_of_torch(value: Any) -> bool:
+    return str(getattr(value, "__module__", "")).partition(".")[0] == "torch"
 
 
 class _Forward:
@@ -140,7 +202,7 @@ class _Forward:
         self._division = division
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._division.forward(*args, **kwargs)
+        return self._division.call_uncompiled(args, kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         copied = memo[id(self._division.model)]
@@ -149,6 +211,9 @@ class _Forward:
     def __reduce__(self) -> tuple[Any, ...]:
         """Store a model as one that computes all rows by itself."""
         return getattr, (self._division.model, "forward")
+
+
+_Forward.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]
 
 
 @contextmanager

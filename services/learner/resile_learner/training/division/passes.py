@@ -16,10 +16,20 @@ from ..seeds import mix, seed_all
 from ..terms import forget_weight, note_weight
 from .deferred import Deferred, is_deferred, rows_of, values_of
 from .exchanging import Divided
-from .rows import MAX_SENT_BYTES, Cut, check_outputs
+from .rows import MAX_SENT_BYTES, Cut, misses_rows
 
 Gradients = Sequence[Tensor | None]
 """Those of the outputs that are tensors, of all rows."""
+
+
+class Inputs(NamedTuple):
+    """The inputs of a call."""
+
+    leaves: Sequence[Any]
+    spec: TreeSpec
+    """Their structure."""
+    is_by_rows: Sequence[bool]
+    """Whether each has a row for each row of the call."""
 
 
 class Output(NamedTuple):
@@ -52,7 +62,7 @@ class Shard:
 
 
 class Passes:
-    """Computes shards of one call of ``model``, cut from ``leaves``, its inputs, whose structure is ``spec``.
+    """Computes shards of one call of ``model``, cut from its ``inputs``.
 
     ``share(number, shard)`` is by how much a shard counts in an output that is a single value. Outputs with the numbers
     ``sent_at_once`` are never late.
@@ -61,16 +71,18 @@ class Passes:
     def __init__(
         self,
         model: Divided,
-        leaves: Sequence[Any],
-        spec: TreeSpec,
+        inputs: Inputs,
         cut: Cut,
         *,
         seed: int,
         share: Callable[[int, int], float],
         sent_at_once: Container[int],
     ) -> None:
-        self.tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        tensors = [(leaf, by_rows) for leaf, by_rows in zip(*inputs[::2], strict=True) if isinstance(leaf, Tensor)]
+        self.tensors = [leaf for leaf, _ in tensors]
         """The inputs that are tensors."""
+        self.is_by_rows = [by_rows for _, by_rows in tensors]
+        """Whether each of them has a row for each row of the call."""
         self.wants_gradient = [not is_deferred(each) and each.requires_grad for each in self.tensors]
         self.changes_inputs = False
         """Whether the model changes its inputs in place."""
@@ -78,8 +90,7 @@ class Passes:
         """Those outputs that are tensors."""
         self._model = model
         self._run = model.run
-        self._leaves = leaves
-        self._spec = spec
+        self._inputs = inputs
         self._cut = cut
         self._seed = seed
         self._share = share
@@ -167,13 +178,14 @@ class Passes:
         """Free the graph of a shard."""
         self._kept.pop(shard, None)
 
-    def of_rows(self, rows: slice, *, shard: int) -> list[Tensor]:
+    def of_rows(self, rows: slice, *, shard: int) -> list[Any]:
         """Return the outputs of ``rows``, computed as ``shard``."""
-        return _tensors(self._compute_rows(rows, shard)[1])
+        return self._compute_rows(rows, shard)[1]
 
     def _compute(self, shard: int) -> Shard:
         inputs, outputs = self._compute_rows(self._cut.rows(shard), shard)
-        check_outputs(outputs, num_rows=self._cut.size(shard))
+        if message := misses_rows(outputs, num_rows=self._cut.size(shard)):
+            raise UsageError(message)
         before, self._constants = self._constants, [_TENSOR if isinstance(each, Tensor) else each for each in outputs]
         if before not in ([], self._constants):
             other = [each for each in before if each is not _TENSOR]
@@ -193,8 +205,8 @@ class Passes:
     def _compute_rows(self, rows: slice, shard: int) -> tuple[list[Any], list[Any]]:
         """Return the inputs of ``rows``, and their outputs, without structure."""
         self._run.buffers.restore()
-        inputs = [self._part(leaf, rows) for leaf in self._leaves]
-        args, kwargs = tree_unflatten(inputs, self._spec)
+        inputs = [self._part(leaf, rows if by_rows else None) for leaf, by_rows in zip(*self._inputs[::2], strict=True)]
+        args, kwargs = tree_unflatten(inputs, self._inputs.spec)
         seed_all(mix(self._seed, shard))
         forget_weight()
         with ExitStack() as stack:
@@ -207,10 +219,10 @@ class Passes:
         self.changes_inputs = self.changes_inputs or any(each._version for each in _tensors(inputs))
         return inputs, outputs
 
-    def _part(self, leaf: Any, rows: slice) -> Any:
+    def _part(self, leaf: Any, rows: slice | None) -> Any:
         if not isinstance(leaf, Tensor):
             return leaf
-        part = rows_of(leaf, rows) if self._cut.is_by_rows(leaf) else values_of(leaf)
+        part = values_of(leaf) if rows is None else rows_of(leaf, rows)
         # A copy, which may be changed, and begins where all memory of PyTorch does: kernels may depend on that.
         return part.detach().clone().requires_grad_(not is_deferred(leaf) and leaf.requires_grad)
 

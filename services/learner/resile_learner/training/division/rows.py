@@ -8,8 +8,6 @@ import orjson
 import torch
 from torch import Tensor
 
-from resile_shared.errors import UsageError
-
 from ...collectives.tree import ranges
 from ...state.memory import byte_view, dtype_name, dtype_named, tensor_bytes
 from .deferred import has_rows
@@ -44,10 +42,6 @@ class Cut(NamedTuple):
         held = ranges(self.num_shards, size)[rank]
         return slice(self.rows(held.lo).start, self.rows(held.hi).start)
 
-    def is_by_rows(self, leaf: Any) -> bool:
-        """Whether ``leaf`` of the inputs has a row for each row of the call."""
-        return isinstance(leaf, Tensor) and leaf.dim() > 0 and len(leaf) == self.num_rows
-
 
 def cut_into(num_rows: int, num_shards: int) -> Cut:
     """Cut ``num_rows`` into at most ``num_shards`` shards, each of at least two rows where possible.
@@ -57,31 +51,20 @@ def cut_into(num_rows: int, num_shards: int) -> Cut:
     return Cut(num_rows, min(num_shards, max(1, num_rows // 2)))
 
 
-def check_rows(inputs: Sequence[Tensor], *, num_samples: int) -> None:
-    """Raise UsageError if the second dimension of the inputs seems to be that of the batch, instead of the first."""
-    for tensor in inputs:
-        if tensor.dim() > 1 and num_samples > 1 and tensor.shape[1] == num_samples != len(tensor):
-            raise UsageError(
-                f"the model was called with a tensor of the shape {tuple(tensor.shape)} for a batch of {num_samples} "
-                "samples: a call is divided by its first dimension, which must be that of the batch. Put it first "
-                "(batch_first=True in layers of PyTorch), or compute the call in full on each worker, in `with "
-                "resile.training.undivided():`"
-            )
-
-
-def check_outputs(outputs: Sequence[Any], *, num_rows: int) -> None:
-    """Raise UsageError if an output of a shard with ``num_rows`` rows has neither one for each row nor one value."""
+def misses_rows(outputs: Sequence[Any], *, num_rows: int) -> str:
+    """Say which of ``outputs`` has neither a row for each of ``num_rows`` nor a single value; empty if none is so."""
     for output in outputs:
         if not isinstance(output, Tensor | bool | int | float | str | None):
-            raise UsageError(
+            return (
                 f"an output of the model is a {type(output).__name__}, in which tensors cannot be found: return "
                 "tensors, or tuples, lists and dicts of them, or register it with torch.utils._pytree"
             )
         if isinstance(output, Tensor) and output.dim() > 0 and len(output) != num_rows:
-            raise UsageError(
+            return (
                 f"an output of the model has the shape {tuple(output.shape)} for {num_rows} rows of a batch: its first "
-                "dimension must be that of the batch, so that the outputs of shards can be joined"
+                "dimension is not that of the batch, by which the outputs of shards could be joined"
             )
+    return ""
 
 
 def weight(cut: Cut, shard: int) -> float:
