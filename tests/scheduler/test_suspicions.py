@@ -44,6 +44,8 @@ def test_a_host_that_does_not_answer_is_left_behind_before_it_is_lost() -> None:
     assert bench.newest().is_recovery
     assert named(bench) == [0, 1]
     assert bench.newest().reason == "host-2 does not answer"
+    assert (loss := bench.newest().loss)
+    assert loss.host == "host-2"
     bench.switch(iteration=7)
     assert named(bench) == [0, 1]
     assert len(bench.scheduler.holders()) == 4, "its slots stay held"

@@ -13,6 +13,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+from resile_shared.messages.allocations import Loss
+
 from ..policies.demand import Target
 from .allocator import Allocator
 from .job import Job
@@ -53,18 +55,19 @@ class Gangs:
         if not outside and job.record.spec.restartable and (failure := self._count(job, cause, now=now)):
             self._fail(job, failure, now=now)
         else:
-            self.end(job, cause.reason, now=now)
+            host = cause.slot.host if cause.is_host_lost else None
+            self.end(job, Loss(reason=cause.reason, host=host), now=now)
 
-    def end(self, job: Job, reason: str, *, now: float) -> None:
+    def end(self, job: Job, loss: Loss, *, now: float) -> None:
         """End all workers of a gang; it starts again if it may."""
         if not job.record.spec.restartable:
-            self._fail(job, f"{reason}: {_HOW}", now=now)
+            self._fail(job, f"{loss.reason}: {_HOW}", now=now)
             return
         if _was_steady(job, now=now):
             job.start_backoff.forget()
         else:
             job.start_backoff.end(job.iteration, now=now)
-        self._release(job, f"{reason}: all its workers start again", now=now)
+        self._release(job, f"{loss.reason}: all its workers start again", now=now, loss=loss)
 
     def approach(self, job: Job, target: Target, *, is_suspended: bool, now: float) -> None:
         """Give up the slots of a gang that has started, if it should have none.
@@ -79,10 +82,10 @@ class Gangs:
         elif is_suspended and not target.workers:
             self._fail(job, f"the pool is stopping: {_HOW}", now=now)
 
-    def _release(self, job: Job, reason: str, *, now: float) -> None:
+    def _release(self, job: Job, reason: str, *, now: float, loss: Loss | None = None) -> None:
         self._allocator.abandon(job, reason)
         job.release_slots()
-        job.note(job.record.state.value, reason, now=now)
+        job.note(job.record.state.value, reason, now=now, loss=loss)
         self._pool.changed(job, f"{job.id} {job.record.state.value}")
 
     def _count(self, job: Job, cause: Worker, *, now: float) -> str:

@@ -12,7 +12,7 @@ Worker ids rise within a job and are never used again; a worker that an allocati
 
 from collections.abc import Iterable
 
-from resile_shared.messages.allocations import Allocation
+from resile_shared.messages.allocations import Allocation, Loss
 from resile_shared.messages.jobs import (
     MAX_COMMANDS,
     MAX_WARNINGS,
@@ -182,7 +182,9 @@ class Job:
         self.update(intent=intent)
         self.note(intent.value, reason, now=now)
 
-    def note(self, kind: str, reason: str, *, now: float, iteration: int | None = None) -> None:
+    def note(
+        self, kind: str, reason: str, *, now: float, iteration: int | None = None, loss: Loss | None = None
+    ) -> None:
         """Add a numbered item to the history."""
         active = self.generations.active
         item = HistoryItem(
@@ -195,6 +197,7 @@ class Job:
             iteration=self.iteration if iteration is None else iteration,
             reason=reason,
             batch_size=self.batch_size if kind == "allocation" and self.has_batch_range else None,
+            loss=loss,
         )
         self.new_items.append(item)
         self.update(num_items=item.number, iteration=item.iteration)

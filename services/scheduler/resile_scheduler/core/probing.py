@@ -93,6 +93,8 @@ class HostProber:
                 continue
             if is_silent:
                 job.backoff.add(probe.host, now=now)
+                for worker in here:
+                    worker.lose_host()
                 self._leave_behind(job, ((worker, f"{probe.host} does not answer") for worker in here))
             elif job.suspicions.is_conclusive:
                 self._leave_suspects_behind(job, now=now)

@@ -11,6 +11,9 @@
   iteration fail the job. Lost hosts count for neither, nor do workers that were killed by SIGKILL.
 """
 
+from collections.abc import Sequence
+
+from resile_shared.messages.allocations import Loss
 from resile_shared.messages.jobs import JobState
 
 from ..policies.demand import Target
@@ -47,14 +50,14 @@ class Recovery:
             job.generations.mark_gone(now=now)  # `Gangs` decides, once the other failures are known
             return
         reasons = dict.fromkeys([*(worker.reason for worker in lost), job.suspicions.vanished])
-        reason = "; ".join(filter(None, reasons)) or "its members have left"
+        loss = _loss("; ".join(filter(None, reasons)) or "its members have left", lost)
         survivors = _survivors(job)
         if failure := self._count(job, lost, is_last=not survivors):
             self.fail(job, failure, now=now)
         elif survivors:
-            self._allocator.recover(job, survivors, reason=reason)
+            self._allocator.recover(job, survivors, loss=loss)
         elif not _may_have_moved(job):
-            self._restart(job, reason, now=now)
+            self._restart(job, loss, now=now)
         else:
             job.generations.mark_gone(now=now)
 
@@ -74,9 +77,9 @@ class Recovery:
         if any(host and host.is_alive and host.num_waiting for host in hosts):
             return
         if lost or job.suspicions.vanished:
-            self._restart(job, lost[0].reason if lost else job.suspicions.vanished, now=now)
+            self._restart(job, _loss(lost[0].reason if lost else job.suspicions.vanished, lost[:1]), now=now)
         elif silenced := self._silenced(job):
-            self._restart(job, f"{silenced} was lost, perhaps with the result", now=now)
+            self._restart(job, Loss(reason=f"{silenced} was lost, perhaps with the result"), now=now)
         else:
             self.fail(job, "every worker ended, but none reported a result", now=now)
 
@@ -137,21 +140,23 @@ class Recovery:
             return f"three failures at one iteration: {failures[-1].reason}"
         return ""
 
-    def _restart(self, job: Job, reason: str, *, now: float) -> None:
+    def _restart(self, job: Job, loss: Loss, *, now: float) -> None:
         """Start the job again from what is stored: no worker has its state."""
         if job.is_gang:
-            self._gangs.end(job, reason, now=now)
+            self._gangs.end(job, loss, now=now)
             return
         checkpoint = job.record.checkpoint
         job.start_backoff.end(job.iteration, now=now)
-        self._allocator.abandon(job, reason)
+        self._allocator.abandon(job, loss.reason)
         job.go_back(checkpoint.iteration if checkpoint else 0)
         job.release_slots()
         start = "from the newest complete checkpoint, or else from the beginning"
         if checkpoint:
             start = f"from the checkpoint of iteration {checkpoint.iteration}"
         when = "when it is resumed, " if job.record.state is JobState.PAUSED else ""
-        job.note(job.record.state.value, f"{reason}: no worker is left, so it starts again {when}{start}", now=now)
+        loss = Loss(reason=loss.reason, host=loss.host, restart=f"{when}{start}")
+        reason = f"{loss.reason}: no worker is left, so it starts again {loss.restart}"
+        job.note(job.record.state.value, reason, now=now, loss=loss)
         self._pool.changed(job)
 
 
@@ -169,6 +174,11 @@ def _lost(job: Job) -> list[Worker]:
     members = job.generations.members
     named = job.generations.named
     return [w for w in failed if w.number in members or (w.is_lost and w.number in named)]
+
+
+def _loss(reason: str, lost: Sequence[Worker]) -> Loss:
+    """Return the loss of workers, and of the first of their hosts that is lost."""
+    return Loss(reason=reason, host=next((worker.slot.host for worker in lost if worker.is_host_lost), None))
 
 
 def _survivors(job: Job) -> list[Worker]:

@@ -44,6 +44,8 @@ class Worker:
     """When its failure became known, in seconds since the epoch."""
     is_lost: bool = False
     """Whether it failed as a member."""
+    is_host_lost: bool = False
+    """Whether it failed because its host was lost, or does not answer."""
     is_fenced: bool = False
     """Whether its job goes on, or has completed, without it."""
     has_finished: bool = False
@@ -96,6 +98,10 @@ class Worker:
     def lose(self) -> None:
         """Record that the job lost it as a member."""
         self.is_lost = True
+
+    def lose_host(self) -> None:
+        """Record that its host is lost: unless it has failed already, this is why it fails."""
+        self.is_host_lost = not self.has_failed
 
     def leave_behind(self, reason: str) -> None:
         """Record that the job goes on without it, though its process may be alive."""
