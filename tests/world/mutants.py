@@ -1023,7 +1023,7 @@ MUTANTS = (
         "what no host can build is tried again and again",
         "a job whose packages do not exist never ends",
         f"{_CORE}.environment_requests",
-        "            self._recovery.fail(job, report.reason, now=now)\n",
+        "            self._ends.fail(job, report.reason, now=now)\n",
         "            job.backoff.add(host, now=now)\n",
     ),
     Mutant(

@@ -21,13 +21,14 @@ from ..policies.no_slots import no_slots
 from .allocator import Allocator, next_change
 from .environment_requests import EnvironmentRequests
 from .exchanges import Holder, exchange
+from .gangs import Gangs
 from .host_groups import HostGroups
 from .job import Job
+from .job_ends import JobEnds
 from .job_view import MOVE_SECONDS, JobView
 from .lifecycle import Step
 from .placement import Want, place
 from .pool import Pool
-from .recovery import Recovery
 from .relocation import make_room, may_stay
 from .sharing import Sharing
 from .slots import SlotId, without
@@ -63,12 +64,20 @@ class Decisions:
     """Shares the slots of the pool."""
 
     def __init__(
-        self, pool: Pool, allocator: Allocator, recovery: Recovery, environments: EnvironmentRequests, *, policy: Policy
+        self,
+        pool: Pool,
+        allocator: Allocator,
+        ends: JobEnds,
+        gangs: Gangs,
+        environments: EnvironmentRequests,
+        *,
+        policy: Policy,
     ) -> None:
         self._pool = pool
         self._environments = environments
         self._allocator = allocator
-        self._recovery = recovery
+        self._ends = ends
+        self._gangs = gangs
         self._policy = policy
         self._is_suspended = False
         self._groups = HostGroups(pool)
@@ -130,22 +139,23 @@ class Decisions:
         wanted = sum(max(0, view.demand.most - len(view.held)) for view in sharing)
         return SlotCounts(held=len(self._pool.holders), free=free, wanted=wanted)
 
-    def decide(self, *, now: float) -> None:
-        """Decide until nothing changes: a decision can free what the next one uses."""
+    def check(self, *, now: float) -> None:
+        """Request a decision if it is time for one: moves take too long, or may be tried again."""
         for view in self._exchanging.values():
             if view.is_late(now=now):
                 self._pool.changed(view.job)
         if now >= self._retry_at:
             self._pool.changed(None)
-        while self._pool.has_changed:
-            self._retry_at = inf
-            self._decide(now)
 
-    def _decide(self, now: float) -> None:
-        cause = Cause(*self._pool.take_change())
-        due = self._pool.take_due(self._restless)
+    @property
+    def restless(self) -> Mapping[str, Job]:
+        """The jobs that every decision looks at, though nothing has happened to them."""
+        return self._restless
+
+    def decide(self, due: Sequence[Job], cause: Cause, *, now: float) -> None:
+        """Decide once, after ``cause``; the jobs that are ``due`` may have changed."""
+        self._retry_at = inf
         for job in due:
-            self._recovery.answer(job, now=now)
             self._pool.release(job)
             if job.record.state is JobState.ACCEPTED:
                 job.enter(Step.ENQUEUE)
@@ -376,10 +386,10 @@ class Decisions:
     def _approach(self, job: Job, target: Target, wanted: tuple[SlotId, ...], cause: str, *, now: float) -> None:
         """Take the next step towards ``wanted``."""
         if target.error:
-            self._recovery.fail(job, target.error, now=now)
+            self._ends.fail(job, target.error, now=now)
             return
         if job.is_gang and job.generations.has_started:
-            self._recovery.approach_gang(job, target, is_suspended=self._is_suspended, now=now)
+            self._gangs.approach(job, target, is_suspended=self._is_suspended, now=now)
             return
         if job.num_assigned != len(wanted):
             self._pool.touch(job)

@@ -20,9 +20,9 @@ from resile_shared.messages.hosts import EnvironmentReport, Heartbeat
 
 from .host_groups import HostGroup, HostGroups
 from .job import Job
+from .job_ends import JobEnds
 from .job_view import JobView
 from .pool import Host, Pool
-from .recovery import Recovery
 
 MAX_ENVIRONMENTS = 10
 """How many different environments one host builds and keeps for jobs that have no workers there."""
@@ -31,9 +31,9 @@ MAX_ENVIRONMENTS = 10
 class EnvironmentRequests:
     """Asks hosts for the environments of jobs, and handles what they report."""
 
-    def __init__(self, pool: Pool, recovery: Recovery) -> None:
+    def __init__(self, pool: Pool, ends: JobEnds) -> None:
         self._pool = pool
-        self._recovery = recovery
+        self._ends = ends
         self._jobs: dict[str, dict[str, None]] = {}
         """The hosts that are asked for the environment of each job, in order."""
         self._hosts: dict[str, set[str]] = {}
@@ -68,7 +68,7 @@ class EnvironmentRequests:
             self._failures[job.id] = f"{host}: {report.reason}"
             job.backoff.add(host, now=now)
         else:
-            self._recovery.fail(job, report.reason, now=now)
+            self._ends.fail(job, report.reason, now=now)
 
     def of_host(self, host: Host) -> tuple[str, ...]:
         """Return the jobs whose environments ``host`` must have: first those with workers there, then as they queue."""

@@ -10,8 +10,8 @@ from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.message import at
 
 from .job import Job
+from .job_ends import JobEnds
 from .pool import Host, Pool
-from .recovery import Recovery
 
 MAX_DEATHS = 3
 FORGET_SECONDS = 3600.0
@@ -24,9 +24,9 @@ REASON = (
 class ForkServerDeaths:
     """Counts the deaths of fork servers against jobs."""
 
-    def __init__(self, pool: Pool, recovery: Recovery) -> None:
+    def __init__(self, pool: Pool, ends: JobEnds) -> None:
         self._pool = pool
-        self._recovery = recovery
+        self._ends = ends
 
     def on_heartbeat(self, host: Host, beat: Heartbeat, *, now: float) -> None:
         """Count the death that ``beat`` reports, if it is the first heartbeat of its incarnation that does."""
@@ -43,7 +43,7 @@ class ForkServerDeaths:
             return
         for job in suspects:
             job.count_failures(fork_server_deaths=0, fork_server_died=None)
-        self._recovery.fail(culprit, REASON, now=now)
+        self._ends.fail(culprit, REASON, now=now)
 
 
 def _count(job: Job, now: float) -> None:

@@ -11,13 +11,13 @@
 """
 
 from collections.abc import Sequence
-from typing import Protocol
 
 from resile_shared.messages.allocations import Loss
 
 from ..policies.demand import Target
 from .allocator import Allocator
 from .job import Job
+from .job_ends import JobEnds
 from .pool import Pool
 from .worker import Phase, Worker
 
@@ -28,21 +28,14 @@ DETECTIONS = 2.0
 _HOW = "a gang cannot continue without all its workers; with --restartable it starts again"
 
 
-class Fail(Protocol):
-    """Ends a job with an error."""
-
-    def __call__(self, job: Job, reason: str, *, now: float) -> None:
-        """End ``job``."""
-
-
 class Gangs:
     """Ends gangs, and starts them again."""
 
-    def __init__(self, pool: Pool, allocator: Allocator, *, detection_seconds: float, fail: Fail) -> None:
+    def __init__(self, pool: Pool, allocator: Allocator, ends: JobEnds, *, detection_seconds: float) -> None:
         self._pool = pool
         self._allocator = allocator
+        self._ends = ends
         self._seconds = DETECTIONS * detection_seconds
-        self._fail = fail
 
     def answer(self, job: Job, lost: Sequence[Worker], *, since: float, now: float) -> None:
         """Decide what becomes of a gang that has ``lost`` workers, the first of them ``since``."""
@@ -53,7 +46,7 @@ class Gangs:
         outside = [worker for worker in in_turn if not worker.may_be_at_fault]
         cause = (outside or in_turn)[0]
         if not outside and job.record.spec.restartable and (failure := self._count(job, cause, now=now)):
-            self._fail(job, failure, now=now)
+            self._ends.fail(job, failure, now=now)
         else:
             host = cause.slot.host if cause.is_host_lost else None
             self.end(job, Loss(reason=cause.reason, host=host), now=now)
@@ -61,7 +54,7 @@ class Gangs:
     def end(self, job: Job, loss: Loss, *, now: float) -> None:
         """End all workers of a gang; it starts again if it may."""
         if not job.record.spec.restartable:
-            self._fail(job, f"{loss.reason}: {_HOW}", now=now)
+            self._ends.fail(job, f"{loss.reason}: {_HOW}", now=now)
             return
         if _was_steady(job, now=now):
             job.start_backoff.forget()
@@ -80,7 +73,7 @@ class Gangs:
         if job.record.spec.restartable and not (target.workers and is_usable):
             self._release(job, target.reason if not target.workers else "one of its hosts takes no workers", now=now)
         elif is_suspended and not target.workers:
-            self._fail(job, f"the pool is stopping: {_HOW}", now=now)
+            self._ends.fail(job, f"the pool is stopping: {_HOW}", now=now)
 
     def _release(self, job: Job, reason: str, *, now: float, loss: Loss | None = None) -> None:
         self._allocator.abandon(job, reason)

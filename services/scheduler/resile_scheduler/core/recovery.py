@@ -16,12 +16,10 @@ from collections.abc import Sequence
 from resile_shared.messages.allocations import Loss
 from resile_shared.messages.jobs import JobState
 
-from ..policies.demand import Target
 from .allocator import Allocator
-from .events import JobFault
 from .gangs import Gangs
 from .job import Job
-from .lifecycle import Step
+from .job_ends import JobEnds
 from .pool import Pool
 from .worker import SCRIPT_ERRORS, Phase, Worker
 
@@ -33,11 +31,14 @@ RESULT_SECONDS = 10.0
 class Recovery:
     """Decides how jobs continue after losses."""
 
-    def __init__(self, pool: Pool, allocator: Allocator, *, detection_seconds: float) -> None:
+    def __init__(
+        self, pool: Pool, allocator: Allocator, ends: JobEnds, gangs: Gangs, *, detection_seconds: float
+    ) -> None:
         self._pool = pool
         self._allocator = allocator
+        self._ends = ends
+        self._gangs = gangs
         self._detection_seconds = detection_seconds
-        self._gangs = Gangs(pool, allocator, detection_seconds=detection_seconds, fail=self.fail)
 
     def answer(self, job: Job, *, now: float) -> None:
         """Recover, restart or fail ``job`` if it has losses that are not answered yet."""
@@ -53,7 +54,7 @@ class Recovery:
         loss = _loss("; ".join(filter(None, reasons)) or "its members have left", lost)
         survivors = _survivors(job)
         if failure := self._count(job, lost, is_last=not survivors):
-            self.fail(job, failure, now=now)
+            self._ends.fail(job, failure, now=now)
         elif survivors:
             self._allocator.recover(job, survivors, loss=loss)
         elif not _may_have_moved(job):
@@ -81,11 +82,7 @@ class Recovery:
         elif silenced := self._silenced(job):
             self._restart(job, Loss(reason=f"{silenced} was lost, perhaps with the result"), now=now)
         else:
-            self.fail(job, "every worker ended, but none reported a result", now=now)
-
-    def approach_gang(self, job: Job, target: Target, *, is_suspended: bool, now: float) -> None:
-        """Take the next step of a gang that has started."""
-        self._gangs.approach(job, target, is_suspended=is_suspended, now=now)
+            self._ends.fail(job, "every worker ended, but none reported a result", now=now)
 
     def _silenced(self, job: Job) -> str:
         """Return a host of members whose agent was lost, perhaps with what it had to report; empty: there is none."""
@@ -94,33 +91,6 @@ class Recovery:
             if host is None or not host.is_alive or host.record.incarnation != placement.incarnation:
                 return placement.host
         return ""
-
-    def on_not_stored(self, job: Job, reason: str, *, now: float) -> None:
-        """End a job that cannot be stored: a job that a new scheduler would not know must not go on.
-
-        A job whose training is complete still completes, without the details of its result.
-        """
-        completed = job.record.completed
-        if completed is not None:
-            job.update(completed=completed.brief())
-            job.warn(f"the ledger and the metrics of its result cannot be stored: {reason}", now=now)
-        elif not job.is_over:
-            self.fail(job, f"it cannot be stored: {reason}", now=now)
-
-    def on_fault(self, fault: JobFault, *, now: float) -> None:
-        """End a job whose report could not be handled, if it is still there."""
-        job = self._pool.jobs.get(fault.job)
-        if job is not None and not job.is_over:
-            self.fail(job, fault.reason, now=now)
-
-    def fail(self, job: Job, reason: str, *, now: float) -> None:
-        """End the job with an error."""
-        if job.record.completed:
-            reason = f"{reason}, after training was complete"
-        self._allocator.abandon(job, "failed")
-        job.enter(Step.FAIL)
-        job.note("failed", reason, now=now)
-        self._pool.changed(job, f"{job.id} failed")
 
     def _count(self, job: Job, lost: list[Worker], *, is_last: bool) -> str:
         """Count the new failures; return why the job fails because of them, or an empty string."""

@@ -14,9 +14,9 @@ from resile_shared.messages.hosts import WorkerExit
 
 from .allocator import Allocator
 from .job import Job
-from .lifecycle import Step
+from .job_ends import JobEnds
 from .pool import Pool
-from .recovery import MAX_FAILURES, MAX_SCRIPT_ERRORS, Recovery
+from .recovery import MAX_FAILURES, MAX_SCRIPT_ERRORS
 from .worker import LOST, SCRIPT_ERRORS, Phase, Worker
 
 MAX_STARTS = 3
@@ -27,10 +27,10 @@ MAX_UNLINKED_STARTS = 10
 class WorkerEnds:
     """Handles the ends of workers. Each has its effect once."""
 
-    def __init__(self, pool: Pool, allocator: Allocator, recovery: Recovery) -> None:
+    def __init__(self, pool: Pool, allocator: Allocator, job_ends: JobEnds) -> None:
         self._pool = pool
         self._allocator = allocator
-        self._recovery = recovery
+        self._job_ends = job_ends
 
     def on_gone(self, job: Job, worker: Worker, how: WorkerExit, *, now: float) -> None:
         """Handle the end of a worker's process, or of its host."""
@@ -74,14 +74,7 @@ class WorkerEnds:
         if not is_completed:
             job.generations.mark_gone(now=now)
             return
-        self.complete(job, now=now)
-
-    def complete(self, job: Job, *, now: float) -> None:
-        """End the job: its result is stored, and no member has anything left to do."""
-        self._allocator.abandon(job, "completed")
-        job.enter(Step.COMPLETE)
-        job.note("completed", "", now=now)
-        self._pool.changed(job, f"{job.id} completed")
+        self._job_ends.complete(job, now=now)
 
     def on_start_late(self, job: Job, worker: Worker, why: str, *, now: float) -> None:
         """Give up a cold start in which ``worker`` does not reach its training call."""
@@ -102,7 +95,7 @@ class WorkerEnds:
 
     def _end_start(self, job: Job, worker: Worker, reason: str, *, is_final: bool, now: float) -> None:
         if is_final:
-            self._recovery.fail(job, reason, now=now)
+            self._job_ends.fail(job, reason, now=now)
             return
         job.backoff.add(worker.slot.host, now=now)
         job.start_backoff.end(job.iteration, now=now)
@@ -114,7 +107,7 @@ class WorkerEnds:
         if job.is_gang:
             job.update(completed=None)
         elif job.record.completed or is_refused:
-            self._recovery.fail(job, worker.reason, now=now)
+            self._job_ends.fail(job, worker.reason, now=now)
             return
         worker.lose()
         newest = job.generations.newest
@@ -129,7 +122,7 @@ class WorkerEnds:
         failed_joins = job.record.failures.failed_joins + worker.may_be_at_fault
         job.count_failures(failed_joins=failed_joins)
         if job.target.is_exact and failed_joins >= (MAX_SCRIPT_ERRORS if worker.has_own_fault else MAX_FAILURES):
-            self._recovery.fail(job, worker.reason, now=now)
+            self._job_ends.fail(job, worker.reason, now=now)
             return
         job.backoff.add(worker.slot.host, now=now)
         job.explain_change(f"withdrawn: {worker.reason}")
