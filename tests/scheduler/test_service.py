@@ -10,7 +10,7 @@ import pytest
 from opentelemetry import trace
 
 import resile_registry.service
-import resile_scheduler.core.recovery
+import resile_scheduler.core.losses.recovery
 import resile_scheduler.executor
 import resile_scheduler.service
 from resile_registry.settings import RegistrySettings
@@ -633,7 +633,7 @@ async def test_no_result_is_missed_that_waits_to_be_read(house: House, monkeypat
     monkeypatch.setattr(Executor, "_execute", execute_slowly)
     monkeypatch.setattr(resile_scheduler.service, "TICK_SECONDS", 0.2)
     monkeypatch.setattr(resile_scheduler.service, "SETTLE_TICKS", 1)
-    monkeypatch.setattr(resile_scheduler.core.recovery, "RESULT_SECONDS", 0.5)
+    monkeypatch.setattr(resile_scheduler.core.losses.recovery, "RESULT_SECONDS", 0.5)
     async with scheduler(house.pool):
         agent = await house.agent("host-1")
         await house.submit()

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 
 from resile_scheduler.core.events import Event, JobChangeRequested, StopWorkers
-from resile_scheduler.core.observations import CHANGE_SECONDS
+from resile_scheduler.core.state.observations import CHANGE_SECONDS
 from resile_scheduler.policies.demand import Demand
 from resile_scheduler.policies.elastic_batch import elastic_batch
 from resile_scheduler.policies.table import POLICIES

@@ -6,7 +6,7 @@ from hypothesis import given
 
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.events import Command, ProbeExpired, ProbeHost, StateRestored, StopWorkers
-from resile_scheduler.core.suspicions import largest_connected_set
+from resile_scheduler.core.state.suspicions import largest_connected_set
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.reports import Evidence, PeerSuspected

@@ -16,7 +16,7 @@ from .trial import SECONDS, attempt, attempt_all, chosen
 
 _CHECKPOINTER = "resile_learner.checkpoint.checkpointer"
 _STORE = "resile_learner.checkpoint.store"
-_SUSPICIONS = "resile_scheduler.core.suspicions"
+_SUSPICIONS = "resile_scheduler.core.state.suspicions"
 
 
 @dataclass(frozen=True)

@@ -26,12 +26,12 @@ from resile_shared.messages.allocations import Allocation, Loss, Placement
 from resile_shared.messages.hosts import HostState
 
 from ..policies.demand import Target
-from .job import Job
-from .lifecycle import Step
-from .pool import Pool
-from .slots import SlotId
-from .topology import neighbors
-from .worker import Phase, Worker
+from .state.job import Job
+from .state.lifecycle import Step
+from .state.pool import Pool
+from .state.slot_sets import SlotId
+from .state.topology import neighbors
+from .state.worker import Phase, Worker
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,11 @@
 """Who gets which slots: `Scheduler.handle` takes events and returns commands.
 
-The state is in `pool.py` and `job.py`. Requests of users are handled in `job_commands.py`, host records and heartbeats
-in `host_events.py`, reports in `worker_reports.py`, time in `deadlines.py`. When one of them has changed something,
-`decisions.py` decides again. The commands follow from comparing the state with what was stored, and with what agents
-report: records first, then replies, then allocations.
+What is known is in `state/`. Requests of users are handled in `job_commands.py`, host records and heartbeats in
+`host_events.py`, reports in `worker_reports.py`. When one of them, or time, has changed something, the losses of jobs
+are answered (`losses/`), and then the slots are shared again (`slots/`). Neither knows the other: both write
+generations (`allocator.py`), end jobs (`job_ends.py`) and treat gangs by their own rules (`gangs.py`). The commands
+follow from comparing the state with what was stored, and with what agents report: records first, then replies, then
+allocations.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,9 +21,6 @@ from ..policies.demand import Policy, RankedPolicy
 from ..policies.fairshare import fairshare
 from .accounting import Accounting
 from .allocator import Allocator
-from .deadlines import Deadlines
-from .decisions import Cause, Decisions, SlotCounts
-from .environment_requests import EnvironmentRequests
 from .events import (
     Command,
     Event,
@@ -40,21 +39,23 @@ from .events import (
     TenantChangeRequested,
     Tick,
 )
-from .fork_server_deaths import ForkServerDeaths
 from .gangs import Gangs
 from .host_events import HostEvents
 from .job_commands import Answer, JobCommands
 from .job_ends import JobEnds
+from .losses.deadlines import Deadlines
+from .losses.fork_server_deaths import ForkServerDeaths
+from .losses.probing import HostProber
+from .losses.recovery import Recovery
+from .losses.worker_ends import WorkerEnds
 from .observation_timer import ObservationTimer
 from .outgoing import Outgoing
-from .policy_choice import PolicyChoice
-from .pool import Pool
-from .probing import HostProber
-from .recovery import Recovery
+from .policy_choice import PolicyChoice, TenantShares
 from .retention import Limits, Retention
+from .slots.decisions import Cause, Decisions, SlotCounts
+from .slots.environment_requests import EnvironmentRequests
+from .state.pool import Pool
 from .takeover import Takeover
-from .tenant_shares import TenantShares
-from .worker_ends import WorkerEnds
 from .worker_reports import WorkerReports
 
 

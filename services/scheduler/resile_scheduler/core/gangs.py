@@ -16,10 +16,10 @@ from resile_shared.messages.allocations import Loss
 
 from ..policies.demand import Target
 from .allocator import Allocator
-from .job import Job
 from .job_ends import JobEnds
-from .pool import Pool
-from .worker import Phase, Worker
+from .state.job import Job
+from .state.pool import Pool
+from .state.worker import Phase, Worker
 
 MAX_RESTARTS = 3
 STEADY_SECONDS = 600.0

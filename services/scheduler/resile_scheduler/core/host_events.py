@@ -17,13 +17,13 @@ from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Worke
 from resile_shared.version import VERSION
 
 from .allocator import Allocator
-from .environment_requests import EnvironmentRequests
-from .fork_server_deaths import ForkServerDeaths
-from .job import Job
-from .pool import Host, Pool
-from .slots import SlotId
-from .worker import Phase, Worker
-from .worker_ends import WorkerEnds
+from .losses.fork_server_deaths import ForkServerDeaths
+from .losses.worker_ends import WorkerEnds
+from .slots.environment_requests import EnvironmentRequests
+from .state.job import Job
+from .state.pool import Host, Pool
+from .state.slot_sets import SlotId
+from .state.worker import Phase, Worker
 
 _PHASES = {
     "starting": Phase.STARTING,

@@ -17,11 +17,11 @@ from resile_shared.messages.message import at, timestamp
 
 from .allocator import Allocator
 from .events import JobChangeRequested, JobSubmitted
-from .job import Job
 from .job_ends import JobEnds
-from .lifecycle import Step
-from .pool import Pool
 from .retention import Retention
+from .state.job import Job
+from .state.lifecycle import Step
+from .state.pool import Pool
 
 Answer = Accepted | Refused
 

@@ -2,9 +2,9 @@
 
 from .allocator import Allocator
 from .events import JobFault
-from .job import Job
-from .lifecycle import Step
-from .pool import Pool
+from .state.job import Job
+from .state.lifecycle import Step
+from .state.pool import Pool
 
 
 class JobEnds:

@@ -18,13 +18,13 @@ from resile_shared.messages.reports import (
 )
 
 from .allocator import Allocator
-from .job import Job
 from .job_commands import JobCommands
 from .job_ends import JobEnds
-from .pool import Pool
-from .probing import HostProber
-from .worker import Phase, Worker
-from .worker_ends import WorkerEnds
+from .losses.probing import HostProber
+from .losses.worker_ends import WorkerEnds
+from .state.job import Job
+from .state.pool import Pool
+from .state.worker import Phase, Worker
 
 
 class WorkerReports:

@@ -41,8 +41,8 @@ from ..core.events import (
     Tick,
     WriteAllocation,
 )
-from ..core.pool import number_of
 from ..core.retention import Limits
+from ..core.state.pool import number_of
 from ..policies.demand import Policy, RankedPolicy
 from ..policies.fairshare import fairshare
 from .agents import SimulatedAgents

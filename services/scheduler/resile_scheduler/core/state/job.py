@@ -25,12 +25,12 @@ from resile_shared.messages.jobs import (
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import Ready
 
-from ..policies.demand import Target
+from ...policies.demand import Target
 from .backoff import HostBackoff, StartBackoff
 from .generations import JobGenerations
 from .lifecycle import Step, advance
 from .observations import Observer
-from .slots import SlotId
+from .slot_sets import SlotId
 from .suspicions import SuspicionTracker
 from .worker import Phase, Worker
 

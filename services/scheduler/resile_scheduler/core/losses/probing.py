@@ -14,10 +14,10 @@ from collections.abc import Iterable
 
 from resile_shared.messages.reports import PeerSuspected, Report
 
-from .events import ProbeExpired, ProbeHost
-from .job import Job
-from .pool import Pool
-from .worker import Phase, Worker
+from ..events import ProbeExpired, ProbeHost
+from ..state.job import Job
+from ..state.pool import Pool
+from ..state.worker import Phase, Worker
 
 PROBE_AGAIN_SECONDS = 0.5
 ANSWER_SECONDS = 0.05

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from resile_shared.messages.hosts import HostRecord, HostState, WorkerExit
 from resile_shared.messages.message import at
 
-from .job import Job
-from .pool import Pool
+from ..state.job import Job
+from ..state.pool import Pool
+from ..state.worker import Phase, Worker
 from .recovery import Recovery
-from .worker import Phase, Worker
 from .worker_ends import WorkerEnds
 
 JOIN_SECONDS = 600.0

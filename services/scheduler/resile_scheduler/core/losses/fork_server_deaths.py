@@ -9,9 +9,9 @@ several were there as often: the deaths began with it. The others are cleared.
 from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.message import at
 
-from .job import Job
-from .job_ends import JobEnds
-from .pool import Host, Pool
+from ..job_ends import JobEnds
+from ..state.job import Job
+from ..state.pool import Host, Pool
 
 MAX_DEATHS = 3
 FORGET_SECONDS = 3600.0

@@ -12,12 +12,12 @@
 
 from resile_shared.messages.hosts import WorkerExit
 
-from .allocator import Allocator
-from .job import Job
-from .job_ends import JobEnds
-from .pool import Pool
+from ..allocator import Allocator
+from ..job_ends import JobEnds
+from ..state.job import Job
+from ..state.pool import Pool
+from ..state.worker import LOST, SCRIPT_ERRORS, Phase, Worker
 from .recovery import MAX_FAILURES, MAX_SCRIPT_ERRORS
-from .worker import LOST, SCRIPT_ERRORS, Phase, Worker
 
 MAX_STARTS = 3
 MAX_UNLINKED_STARTS = 10

@@ -12,7 +12,7 @@ from resile_shared.messages.hosts import EnvironmentReport, HostRecord, HostStat
 from resile_shared.messages.jobs import JobRecord
 
 from .job import Job
-from .slots import SlotId, SlotsByHost
+from .slot_sets import SlotId, SlotsByHost
 from .topology import Domain, domain_of
 from .worker import Phase, Worker
 

@@ -16,12 +16,12 @@ from collections.abc import Sequence
 from resile_shared.messages.allocations import Loss
 from resile_shared.messages.jobs import JobState
 
-from .allocator import Allocator
-from .gangs import Gangs
-from .job import Job
-from .job_ends import JobEnds
-from .pool import Pool
-from .worker import SCRIPT_ERRORS, Phase, Worker
+from ..allocator import Allocator
+from ..gangs import Gangs
+from ..job_ends import JobEnds
+from ..state.job import Job
+from ..state.pool import Pool
+from ..state.worker import SCRIPT_ERRORS, Phase, Worker
 
 MAX_FAILURES = 3
 MAX_SCRIPT_ERRORS = 2

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from resile_shared.messages.reports import Measurement, Progress, Ready, Report, Switched
 
 if TYPE_CHECKING:
-    from ..policies.stable_fit import StableFit
-    from ..policies.throughput import Throughput
+    from ...policies.stable_fit import StableFit
+    from ...policies.throughput import Throughput
 
 OBSERVE_SECONDS = 30.0
 CHANGE_SECONDS = 0.53
@@ -118,8 +118,8 @@ class Observer:
     def _measure(self, measured: Measurement, ready: Ready) -> None:
         if measured.workers > self._most_workers:
             self._most_workers, self.has_grown = measured.workers, True
-        from ..policies.stable_fit import StableFit  # `resile run` loads no numpy before something is measured
-        from ..policies.throughput import Measurement as Configuration
+        from ...policies.stable_fit import StableFit  # `resile run` loads no numpy before something is measured
+        from ...policies.throughput import Measurement as Configuration
 
         if self._fit is None:
             self._fit = StableFit(

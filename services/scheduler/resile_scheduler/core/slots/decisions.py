@@ -11,31 +11,26 @@ A policy sees all jobs each time; the rest is repeated only for what has changed
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import inf
 from typing import NamedTuple
 
 from resile_shared.messages.jobs import Intent, JobState
 
-from ..policies.demand import Policy, Target
-from ..policies.no_slots import no_slots
-from .allocator import Allocator, next_change
+from ...policies.demand import Policy, Target
+from ...policies.no_slots import no_slots
+from ..allocator import Allocator, next_change
+from ..gangs import Gangs
+from ..job_ends import JobEnds
+from ..state.job import Job
+from ..state.lifecycle import Step
+from ..state.pool import Pool
+from ..state.slot_sets import SlotId, without
 from .environment_requests import EnvironmentRequests
-from .exchanges import Holder, exchange
-from .gangs import Gangs
 from .host_groups import HostGroups
-from .job import Job
-from .job_ends import JobEnds
-from .job_view import MOVE_SECONDS, JobView
-from .lifecycle import Step
+from .job_view import JobView
+from .moves import Moves
 from .placement import Want, place
-from .pool import Pool
-from .relocation import make_room, may_stay
 from .sharing import Sharing
-from .slots import SlotId, without
 from .supply import Supply
-
-MOST_EXCHANGES = 4
-"""At most this many exchanges are looked for per decision."""
 
 
 class Cause(NamedTuple):
@@ -90,13 +85,8 @@ class Decisions:
         self._restless: dict[str, Job] = {}
         self._unsettled: dict[str, JobView] = {}
         """Views of the jobs that do not have the slots that they should have."""
-        self._too_wide: dict[str, JobView] = {}
-        """Views of the jobs that are on more hosts than they need."""
-        self._exchanging: dict[str, JobView] = {}
-        """Views of the jobs whose exchange of slots is under way."""
-        self._retry_at = inf
-        """When jobs that could make room for others may move again."""
         self._supply = Supply(pool)
+        self._moves = Moves(pool, self._groups, self._supply, self._views)
 
     def change_policy(self, policy: Policy, cause: str) -> None:
         """Use ``policy`` from now on; ``cause`` is the reason in the histories."""
@@ -141,11 +131,7 @@ class Decisions:
 
     def check(self, *, now: float) -> None:
         """Request a decision if it is time for one: moves take too long, or may be tried again."""
-        for view in self._exchanging.values():
-            if view.is_late(now=now):
-                self._pool.changed(view.job)
-        if now >= self._retry_at:
-            self._pool.changed(None)
+        self._moves.check(now=now)
 
     @property
     def restless(self) -> Mapping[str, Job]:
@@ -154,7 +140,7 @@ class Decisions:
 
     def decide(self, due: Sequence[Job], cause: Cause, *, now: float) -> None:
         """Decide once, after ``cause``; the jobs that are ``due`` may have changed."""
-        self._retry_at = inf
+        self._moves.begin()
         for job in due:
             self._pool.release(job)
             if job.record.state is JobState.ACCEPTED:
@@ -177,9 +163,8 @@ class Decisions:
         self._supply.look_at(job)
         self._restless.pop(job.id, None)
         self._unsettled.pop(job.id, None)
-        self._too_wide.pop(job.id, None)
+        self._moves.forget(job.id, is_over=job.is_over)
         if job.is_over:
-            self._exchanging.pop(job.id, None)
             if self._views.pop(job.id, None):
                 self._by_class = None
             if self._requiring.pop(job.id, None):
@@ -207,9 +192,7 @@ class Decisions:
         for view in views:
             if sharing := by_class.get(view.device_class):
                 sharing.refresh(view)
-            self._too_wide.pop(view.name, None)
-            if view.is_too_wide:
-                self._too_wide[view.name] = view
+            self._moves.look_at(view)
 
     def _grouped(self) -> dict[str, Sharing]:
         """Return the jobs that share slots by class of device.
@@ -255,7 +238,7 @@ class Decisions:
     ) -> None:
         policy = no_slots if self._is_suspended else self._policy
         targets, is_new = sharing.targets(policy, self._groups.of_class(device_class).num_slots)
-        looked_at |= self._exchange_slots(device_class, targets, now=now)
+        looked_at |= self._moves.exchange_slots(device_class, targets, now=now)
         asked = sharing.views if is_new else sharing.among(looked_at)
         wants, pending = self._wants(asked, targets, looked_at, now=now)
         placed = self._place(wants)
@@ -272,40 +255,7 @@ class Decisions:
             if wanted != view.held or len(wanted) != target.workers:
                 self._unsettled[view.name] = view
         if sharing.is_confined:
-            self._make_room(wants, placed, targets, now=now)
-
-    def _make_room(
-        self,
-        wants: Sequence[Want],
-        placed: Mapping[str, tuple[SlotId, ...]],
-        targets: Mapping[str, Target],
-        *,
-        now: float,
-    ) -> None:
-        """Move jobs to free slots, so that jobs confined to other hosts can take the slots that they leave."""
-        lacking = [want for want in wants if len(placed[want.job]) < want.workers]
-        if not lacking:
-            return
-        self._retry_at = now + MOVE_SECONDS
-        views = [self._views[name] for name in targets]
-        movers = {
-            view.name: view.mover(self._groups) for view in views if view.may_make_room(targets[view.name], now=now)
-        }
-        plans = {slot for view in self._exchanging.values() for slot in view.plan}
-        free = without(self._supply.free(), plans.union(*placed.values()))
-        leaving = Counter(slot.host for view in self._exchanging.values() for slot in set(view.held) - plans)
-        for want in sorted(lacking, key=lambda want: (len(want.hosts), want.job)):
-            num = want.workers - len(placed[want.job]) - sum(leaving[host] for host in want.hosts)
-            found = make_room(want.hosts, num, movers, free=free, domains=self._groups.domains) if num > 0 else {}
-            for name, plan in found.items():
-                view = self._exchanging[name] = self._views[name]
-                view.begin_exchange(plan, f"it makes room for {want.job}, which may not use other hosts", now=now)
-                free = without(free, set(plan))
-                del movers[name]
-                self._pool.changed(view.job)
-            for name in may_stay(want.hosts, movers) if num > 0 and not found else ():
-                if self._views[name].pin(now=now):
-                    self._pool.changed(None)
+            self._moves.make_room(wants, placed, targets, now=now)
 
     def _wants(
         self, asked: Sequence[JobView], targets: Mapping[str, Target], looked_at: Mapping[str, JobView], *, now: float
@@ -328,44 +278,11 @@ class Decisions:
             pending.append((view, target))
         return wants, pending
 
-    def _exchange_slots(self, device_class: str, targets: Mapping[str, Target], *, now: float) -> dict[str, JobView]:
-        """Let jobs that are on too many hosts exchange slots with others; return those whose slots are to change."""
-        for view in list(self._exchanging.values()):
-            if view.device_class == device_class and not view.goes_on_exchanging(targets.get(view.name), now=now):
-                del self._exchanging[view.name]
-        ready = (v for v in self._too_wide.values() if v.device_class == device_class and v.name in targets)
-        due = [v for v in ready if now - v.tried_at >= MOVE_SECONDS and v.may_exchange(targets[v.name], now=now)]
-        begun: dict[str, JobView] = {}
-        for view in sorted(due, key=lambda view: (view.tried_at, view.job.number))[:MOST_EXCHANGES]:
-            if view.name in begun:
-                continue
-            view.tried_at = now
-            found = exchange(
-                view.name,
-                self._holders(view, targets, now=now),
-                free=self._supply.free(),
-                may_use=lambda name, host: self._views[name].may_use(host, self._groups),
-                domains=self._groups.domains,
-            )
-            for name, plan in found.items():
-                begun[name] = self._exchanging[name] = self._views[name]
-                begun[name].begin_exchange(plan, "it exchanges slots, for fewer hosts of a job", now=now)
-        return begun
-
-    def _holders(self, view: JobView, targets: Mapping[str, Target], *, now: float) -> dict[str, Holder]:
-        """Return what ``view`` and the jobs on its hosts hold, as far as they may move."""
-        slots = (slot for name in {slot.host for slot in view.usable} for slot in self._pool.hosts[name].slots)
-        names = {self._pool.holders[slot][0] for slot in slots if slot in self._pool.holders}
-        views = (self._views[name] for name in names if name in targets and name in self._views)
-        moving = (other for other in views if other.may_exchange(targets[other.name], now=now))
-        return {other.name: Holder(other.usable, other.job.least_workers) for other in moving}
-
     def _place(self, wants: list[Want]) -> dict[str, tuple[SlotId, ...]]:
         if not wants:
             return {}
         free, released = self._supply.free(), self._supply.released()
-        if self._exchanging:
-            planned = {slot for view in self._exchanging.values() for slot in view.plan}
+        if planned := self._moves.planned():
             free, released = without(free, planned), without(released, planned)
         return place(wants, free=free, released=released, domains=self._groups.domains)
 

@@ -17,15 +17,15 @@ from math import inf
 
 from resile_shared.messages.reports import Ready
 
-from ..policies.demand import BatchRange, Demand, Room, Target
-from .accounting import attained, due_since, held_since, was_due
+from ...policies.demand import BatchRange, Demand, Room, Target
+from ..accounting import attained, due_since, held_since, was_due
+from ..state.job import Job
+from ..state.pool import Pool
+from ..state.slot_sets import SlotId
+from ..state.topology import num_places
 from .host_groups import HostGroup, HostGroups
-from .job import Job
 from .placement import Want
-from .pool import Pool
 from .relocation import Mover
-from .slots import SlotId
-from .topology import num_places
 
 MOVE_SECONDS = 60.0
 """The least number of seconds between two moves of a job to fewer hosts."""

@@ -1,15 +1,20 @@
-"""How a job that is spread over more hosts than it needs exchanges slots with others, to be on one host fewer.
+"""Finds the slots to which jobs can move for the sake of others, or of fewer hosts.
 
-It leaves one of its hosts for another of them. The free slots there are not enough, so jobs that have workers there
-take the slots that it leaves. No job is on more hosts than before, so exchanges come to an end.
+- A job that is spread over more hosts than it needs exchanges slots with others, to be on one host fewer. It leaves
+  one of its hosts for another of them. The free slots there are not enough, so jobs that have workers there take the
+  slots that it leaves. No job is on more hosts than before, so exchanges come to an end.
+- A job whose labels fit few hosts lacks its share of slots as long as other jobs are there that could run elsewhere.
+  One of these moves to free slots. If none of them can use these, a job moves that is where they could run: they
+  follow later.
 """
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import NamedTuple
 
-from .slots import SlotId
-from .topology import Domain, num_places
+from ..state.slot_sets import SlotId
+from ..state.topology import Domain, num_places, packed, spread
 
 Slots = tuple[SlotId, ...]
 MayUse = Callable[[str, str], bool]
@@ -82,3 +87,65 @@ def _leave(
 def _is_no_wider(after: Slots, before: Slots, domains: Mapping[str, Domain]) -> bool:
     numbers = (num_places((slot.host for slot in slots), domains) for slots in (after, before))
     return all(now <= then for now, then in zip(*numbers, strict=True))
+
+
+class Mover(NamedTuple):
+    """A job that may move: its slots in rank order, and the hosts on which it may start workers."""
+
+    slots: Slots
+    least: int
+    """The fewest workers that stay, unless all are replaced at once."""
+    hosts: frozenset[str]
+    is_spread: bool = False
+
+
+def find_room(
+    hosts: frozenset[str],
+    num: int,
+    movers: Mapping[str, Mover],
+    *,
+    free: Mapping[str, Sequence[SlotId]],
+    domains: Mapping[str, Domain],
+) -> dict[str, Slots]:
+    """Return a job, and the slots that it should have instead of its own, so that it leaves up to ``num`` of ``hosts``.
+
+    Empty: there is no such job.
+    """
+    while True:
+        there = [name for name in sorted(movers) if any(slot.host in hosts for slot in movers[name].slots)]
+        for name in there:
+            if slots := _moved(movers[name], hosts, num, free, domains):
+                return {name: slots}
+        wider = hosts.union(*(movers[name].hosts for name in there))
+        if wider == hosts:
+            return {}
+        hosts = wider
+
+
+def may_stay(hosts: frozenset[str], movers: Mapping[str, Mover]) -> list[str]:
+    """Return the jobs on ``hosts`` that could also run elsewhere."""
+    some = (name for name, mover in movers.items() if any(slot.host in hosts for slot in mover.slots))
+    return [name for name in some if not movers[name].hosts <= hosts]
+
+
+def _moved(
+    mover: Mover,
+    hosts: frozenset[str],
+    num: int,
+    free: Mapping[str, Sequence[SlotId]],
+    domains: Mapping[str, Domain],
+) -> Slots:
+    """Return the slots of ``mover`` after it has left up to ``num`` slots of ``hosts``; empty: it can leave none."""
+    there = [slot for slot in mover.slots if slot.host in hosts]
+    room = {host: len(of_host) for host, of_host in free.items() if host in mover.hosts and host not in hosts}
+    wanted = min(num, len(there))
+    leaving = max(min(wanted, sum(room.values()), len(mover.slots) - mover.least), 0)
+    if leaving < wanted and len(there) == len(mover.slots) <= sum(room.values()):
+        leaving = len(there)
+    if not leaving:
+        return ()
+    left = there[-leaving:]
+    kept = tuple(slot for slot in mover.slots if slot not in left)
+    choose = spread if mover.is_spread else packed
+    chosen = choose(leaving, room, Counter(slot.host for slot in kept), domains)
+    return (*kept, *chain.from_iterable(sorted(free[host])[:number] for host, number in chosen.items()))

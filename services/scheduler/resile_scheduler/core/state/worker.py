@@ -6,7 +6,7 @@ from enum import IntEnum
 
 from resile_shared.messages.hosts import Address, WorkerExit
 
-from .slots import SlotId
+from .slot_sets import SlotId
 
 SCRIPT_ERRORS = ("failed", "exited")
 LOST = ("abandoned", "orphaned")

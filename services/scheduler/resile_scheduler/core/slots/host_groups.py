@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from .pool import Pool
-from .topology import Domain
+from ..state.pool import Pool
+from ..state.topology import Domain
 
 
 @dataclass(frozen=True)

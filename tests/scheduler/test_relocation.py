@@ -5,9 +5,9 @@ from collections.abc import Mapping
 import hypothesis.strategies as st
 from hypothesis import given
 
-from resile_scheduler.core.exchanges import Holder, exchange
-from resile_scheduler.core.slots import SlotId, by_host
-from resile_scheduler.core.topology import num_places
+from resile_scheduler.core.slots.relocation import Holder, exchange
+from resile_scheduler.core.state.slot_sets import SlotId, by_host
+from resile_scheduler.core.state.topology import num_places
 
 
 def slots(*names: str) -> tuple[SlotId, ...]:

@@ -2,9 +2,9 @@
 
 from itertools import chain
 
-from .job import Job
-from .pool import Pool
-from .slots import SlotId, SlotsByHost, by_host, merged, without
+from ..state.job import Job
+from ..state.pool import Pool
+from ..state.slot_sets import SlotId, SlotsByHost, by_host, merged, without
 
 
 class Supply:

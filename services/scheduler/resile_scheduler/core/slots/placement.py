@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
-from .slots import SlotId, SlotsByHost, by_host, merged
-from .topology import Domain, num_places, packed, spread
+from ..state.slot_sets import SlotId, SlotsByHost, by_host, merged
+from ..state.topology import Domain, num_places, packed, spread
 
 
 @dataclass(frozen=True)

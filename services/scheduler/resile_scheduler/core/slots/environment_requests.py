@@ -18,11 +18,11 @@ from itertools import accumulate
 
 from resile_shared.messages.hosts import EnvironmentReport, Heartbeat
 
+from ..job_ends import JobEnds
+from ..state.job import Job
+from ..state.pool import Host, Pool
 from .host_groups import HostGroup, HostGroups
-from .job import Job
-from .job_ends import JobEnds
 from .job_view import JobView
-from .pool import Host, Pool
 
 MAX_ENVIRONMENTS = 10
 """How many different environments one host builds and keeps for jobs that have no workers there."""
