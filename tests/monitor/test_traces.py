@@ -2,15 +2,15 @@
 
 import asyncio
 
-from resile_monitor import traces as kept
+from resile_monitor import kept_traces as kept
 from resile_monitor.changes import TracedItem, changes_of
-from resile_monitor.traces import Traces
+from resile_monitor.kept_traces import Traces
 from resile_shared.bus import subjects
 from resile_shared.http.api import ChangeList, TraceView
 from resile_shared.messages.allocations import Loss
 from resile_shared.messages.jobs import HistoryItem
 from resile_shared.messages.message import at
-from resile_shared.messages.traces import MAX_ATTRIBUTES, MAX_SPAN_EVENTS, SpanEvent
+from resile_shared.messages.spans import MAX_ATTRIBUTES, MAX_SPAN_EVENTS, SpanEvent
 from resile_shared.telemetry.traces import set_up_tracing, traced
 from resile_testing.waiting import PATIENCE_SECONDS
 

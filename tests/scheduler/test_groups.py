@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from resile_scheduler.core.slots.relocation import Mover, find_room
 from resile_scheduler.core.state.slot_sets import SlotId, by_host
 from resile_scheduler.policies.table import POLICIES
-from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.simulated_pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import PoolPolicy

@@ -15,8 +15,8 @@ from resile_scheduler.core.state.observations import CHANGE_SECONDS, OBSERVE_SEC
 from resile_scheduler.policies.changes import MOST_LOST, lost_share, seconds_left
 from resile_scheduler.policies.demand import BatchRange, Demand, Policy, Target
 from resile_scheduler.policies.elastic_batch import elastic_batch
-from resile_scheduler.policies.fairshare import fairshare
 from resile_scheduler.policies.goodput import goodput
+from resile_scheduler.policies.ranked import fairshare
 from resile_scheduler.policies.stable_fit import StableFit
 from resile_scheduler.policies.throughput import Line, Measurement, Throughput
 from resile_shared.messages import reports

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 
 from resile_scheduler.core.events import Event, JobChangeRequested, StopWorkers, Tick
-from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.simulated_pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.allocations import Loss

@@ -39,7 +39,9 @@ from resile_shared.bus.subjects import (
 from resile_shared.messages.commands import (
     ID_REUSED,
     Accepted,
+    ExplainJobs,
     JobDelete,
+    JobExplanations,
     JobPause,
     JobPriority,
     JobResume,
@@ -55,7 +57,6 @@ from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Slot
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobSpec
 from resile_shared.messages.message import at
 from resile_shared.messages.pool import PolicyEvent, PoolSettings, TenantEvent, TenantShare
-from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import PeerSuspected, Ready, Report, Warned
 from resile_shared.policies import PolicyName
 from resile_shared.service import ServiceContext
@@ -492,7 +493,7 @@ async def test_an_accused_worker_whose_agent_answers_stays(house: House) -> None
         assert not any(allocation.is_recovery for allocation in first.seen)
 
 
-async def test_an_accused_worker_whose_agent_is_silent_is_left_behind_before_its_host_is_lost(house: House) -> None:
+async def test_an_accused_worker_whose_agent_is_silent_is_evicted_before_its_host_is_lost(house: House) -> None:
     async with scheduler(house.pool):
         first = await house.agent("host-1")
         second = await house.agent("host-2")

@@ -16,7 +16,7 @@ from resile_scheduler.core.state.job import Job
 from resile_scheduler.core.state.pool import Host, Pool
 from resile_scheduler.core.state.slot_sets import SlotId, by_host, merged, without
 from resile_scheduler.policies.demand import Demand, Target
-from resile_scheduler.policies.fairshare import fairshare
+from resile_scheduler.policies.ranked import fairshare
 from resile_shared.messages.hosts import HostRecord, HostState, Slot
 from resile_shared.messages.jobs import JobRecord, JobState
 from resile_shared.messages.message import at

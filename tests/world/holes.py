@@ -131,7 +131,7 @@ HOLES = (
         _known("bucket has no fence", "agent starts workers on held slots", "agent obeys schedulers of earlier epochs"),
     ),
     Hole(
-        "whom to leave behind takes time that is exponential in the accusations",
+        "whom to evict takes time that is exponential in the accusations",
         (
             _was(
                 _SUSPICIONS,

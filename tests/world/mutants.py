@@ -507,7 +507,7 @@ MUTANTS = (
         "return not (generations.is_recovering or generations.gone_since is not None)",
     ),
     Mutant(
-        "scheduler names workers again that it left behind",
+        "scheduler names workers again that it evicted",
         "a worker that the others gave up comes back with an old state",
         f"{_CORE}.allocator",
         "                worker.fence()\n",
@@ -584,8 +584,8 @@ MUTANTS = (
         once_missing=True,
     ),
     Mutant(
-        "a probe leaves members of a complete job behind",
-        "a member that is left behind after the completion is neither ended nor heard, and its job never ends",
+        "a probe evicts members of a complete job",
+        "a member that is evicted after the completion is neither ended nor heard, and its job never ends",
         f"{_CORE}.losses.probing",
         "if job.record.completed or not job.generations.has_started:\n                continue\n            here =",
         "if not job.generations.has_started:\n                continue\n            here =",
@@ -807,7 +807,7 @@ MUTANTS = (
     ),
     Mutant(
         "dropped workers go on",
-        "a worker that was left behind keeps its slot",
+        "a worker that was evicted keeps its slot",
         _MEMBERSHIP,
         "            return self._on_dropped()\n",
         "            return []\n",
@@ -960,7 +960,7 @@ MUTANTS = (
         "a newer lineage does not fence the older ones in storage",
         "members that were cut off delete or store checkpoints of a job that has started again",
         _STORE,
-        "        if newest > lineage:\n            raise FencedError(self._objects.url, lineage, newest)\n",
+        "        if newest > lineage:\n            raise LineageFencedError(self._objects.url, lineage, newest)\n",
         "",
         once_missing=True,
     ),

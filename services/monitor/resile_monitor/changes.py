@@ -12,9 +12,9 @@ from resile_shared.http.api import ChangeKind, ChangeView
 from resile_shared.messages.allocations import Loss
 from resile_shared.messages.jobs import HistoryItem
 from resile_shared.messages.message import at, timestamp
-from resile_shared.messages.traces import Span
+from resile_shared.messages.spans import Span
 
-from .traces import Traces
+from .kept_traces import Traces
 
 _ENDS = ("completed", "failed", "stopped")
 _PAUSES = ("pausing", "paused")

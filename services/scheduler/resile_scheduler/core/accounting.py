@@ -13,8 +13,7 @@ from math import inf
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.pool import MAX_TENANTS
-from resile_shared.messages.usage import MAX_COUNTED, RemovedUsage
-from resile_shared.usage import add, hold, hour_of, used_since
+from resile_shared.messages.usage import MAX_COUNTED, RemovedUsage, add, hold, hour_of, used_since
 
 from ..policies.ranking import PATIENCE_SECONDS
 from .events import StoreUsage

@@ -18,7 +18,7 @@ from resile_shared.policies import PolicyName
 from resile_shared.recent_events import RecentEvents
 
 from ..policies.demand import Policy, RankedPolicy
-from ..policies.fairshare import fairshare
+from ..policies.ranked import fairshare
 from .accounting import Accounting
 from .allocator import Allocator
 from .events import (

@@ -75,7 +75,7 @@ class Deadlines:
         for job, worker in self._pool.held_on(host.host):
             if worker.phase is not Phase.GONE and not worker.is_fenced:
                 worker.fence()
-                worker.leave_behind(f"{host.host} reached its drain deadline")
+                worker.evict(f"{host.host} reached its drain deadline")
                 self._pool.changed(job)
 
     def _withdraw(self, job: Job, worker: Worker, why: str, now: float) -> None:

@@ -1,12 +1,12 @@
-"""Asks the agents of suspects whether they are alive, and leaves behind the workers that are not.
+"""Asks the agents of suspects whether they are alive, and evicts the workers that are not.
 
 - The agent of the suspect's host is probed at once. Its answer, a heartbeat, says whether the suspect is gone.
 - If it does not answer, all workers of the job on that host are lost to the job; their slots stay held until the host
   is lost or its agent reports that they are gone.
 - If it answers, the accusations decide (`suspicions.py`). The job avoids the hosts of the workers that were cut off.
-- Before training has begun nobody is left behind. A member whose first round was abandoned takes part in no round of
+- Before training has begun nobody is evicted. A member whose first round was abandoned takes part in no round of
   that generation any more, so a start in which it accuses another for a while is given up (`deadlines.py`).
-- Once training is complete nobody is left behind. Members whose last round was abandoned wait for a recovery and say
+- Once training is complete nobody is evicted. Members whose last round was abandoned wait for a recovery and say
   so again and again: they are ended, since the result is stored.
 """
 
@@ -61,7 +61,7 @@ class HostProber:
         if suspect and (suspect.has_failed or suspect.is_fenced):
             return
         if job.suspicions.add(pair, accusation.evidence, now=now, seconds=self._detection_seconds):
-            self._leave_suspects_behind(job, now=now)
+            self._evict_suspects(job, now=now)
         elif suspect is not None and suspect.phase < Phase.GONE:
             is_silence = accusation.evidence == "silence"
             self._probe(suspect, seconds=self._hearing_seconds if is_silence else ANSWER_SECONDS, now=now)
@@ -95,11 +95,11 @@ class HostProber:
                 job.backoff.add(probe.host, now=now)
                 for worker in here:
                     worker.lose_host()
-                self._leave_behind(job, ((worker, f"{probe.host} does not answer") for worker in here))
+                self._evict(job, ((worker, f"{probe.host} does not answer") for worker in here))
             elif job.suspicions.is_conclusive:
-                self._leave_suspects_behind(job, now=now)
+                self._evict_suspects(job, now=now)
 
-    def _leave_suspects_behind(self, job: Job, *, now: float) -> None:
+    def _evict_suspects(self, job: Job, *, now: float) -> None:
         members = {worker.number for worker in job.workers.values() if worker.phase is Phase.MEMBER}
         verdict = job.suspicions.judge(members, now=now, seconds=self._detection_seconds)
         for number in verdict.cut_off & job.workers.keys():
@@ -109,12 +109,10 @@ class HostProber:
             job.suspicions.record_vanished(f"worker {min(unknown)}")
         how = "is silent" if job.suspicions.has_silence else "did not take part"
         workers = [job.workers[number] for number in sorted(behind - unknown)]
-        self._leave_behind(
-            job, ((w, f"worker {w.number} on {w.slot.name} {how}, according to its peers") for w in workers)
-        )
+        self._evict(job, ((w, f"worker {w.number} on {w.slot.name} {how}, according to its peers") for w in workers))
 
-    def _leave_behind(self, job: Job, reasons: Iterable[tuple[Worker, str]]) -> None:
+    def _evict(self, job: Job, reasons: Iterable[tuple[Worker, str]]) -> None:
         for worker, reason in reasons:
-            worker.leave_behind(reason)
+            worker.evict(reason)
         job.suspicions.drop_accusations()
         self._pool.changed(job)

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from resile_shared.messages.jobs import Intent, JobState
 
 from ...policies.demand import Policy, Target
-from ...policies.no_slots import no_slots
+from ...policies.ranked import no_slots
 from ..allocator import Allocator, next_change
 from ..gangs import Gangs
 from ..job_ends import JobEnds

@@ -1,10 +1,10 @@
-"""Which members of a job suspect which, and which of them are left behind.
+"""Which members of a job suspect which, and which of them are evicted.
 
 A worker names a suspect, and does so again and again while it waits. That is an accusation, not a failure:
 
 - A broken link alone is not enough, unless suspect and accuser accuse each other, or the accusation lasts. Silence is
   enough, but the others get a moment to report it too.
-- The members that are accused and accuse nobody are left behind, as they are frozen or stuck. Of the others the
+- The members that are accused and accuse nobody are evicted, as they are frozen or stuck. Of the others the
   largest set of members goes on in which no member accuses another.
 - A worker that another member told of a loss accuses too (hearsay). That is a reason to probe, and no more.
 """
@@ -31,7 +31,7 @@ class Accusation:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Workers to be left behind: those that are mute, and those that a broken network cuts off from the others."""
+    """Workers to be evicted: those that are mute, and those that a broken network cuts off from the others."""
 
     mute: frozenset[int]
     cut_off: frozenset[int]
@@ -62,7 +62,7 @@ class SuspicionTracker:
 
     @property
     def is_conclusive(self) -> bool:
-        """Whether a worker is left behind even if the suspect's agent answers."""
+        """Whether a worker is evicted even if the suspect's agent answers."""
         pairs = self._accusations.keys()
         return self.has_silence or any((suspect, accuser) in pairs for accuser, suspect in pairs)
 
@@ -80,7 +80,7 @@ class SuspicionTracker:
         return any(accusation.latest - accusation.since >= seconds for accusation in self._accusations.values())
 
     def judge(self, members: Set[int], *, now: float, seconds: float) -> Verdict:
-        """Decide which workers are left behind, by what living ``members`` said in the last ``seconds``."""
+        """Decide which workers are evicted, by what living ``members`` said in the last ``seconds``."""
         fresh = {
             pair
             for pair, accusation in self._accusations.items()

@@ -103,7 +103,7 @@ class Worker:
         """Record that its host is lost: unless it has failed already, this is why it fails."""
         self.is_host_lost = not self.has_failed
 
-    def leave_behind(self, reason: str) -> None:
+    def evict(self, reason: str) -> None:
         """Record that the job goes on without it, though its process may be alive."""
         if not self.has_failed:
             self.failure, self.reason, self.is_lost = "abandoned", reason, True

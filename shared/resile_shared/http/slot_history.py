@@ -2,7 +2,7 @@
 
 from pydantic import Field
 
-from ..messages.slots import MarkKind
+from ..messages.slot_history import MarkKind
 from .api import View
 
 

@@ -44,7 +44,7 @@ from ..core.events import (
 from ..core.retention import Limits
 from ..core.state.pool import number_of
 from ..policies.demand import Policy, RankedPolicy
-from ..policies.fairshare import fairshare
+from ..policies.ranked import fairshare
 from .agents import SimulatedAgents
 from .job import SimulatedJob
 from .timeline import Timeline

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from resile_shared.http.api import TraceSpan, TraceView
-from resile_shared.messages.traces import Span, Spans
+from resile_shared.messages.spans import Span, Spans
 
 MAX_TRACES = 2000
 MAX_BYTES = 48 << 20
