@@ -17,7 +17,7 @@ from pathlib import Path
 import psutil
 from stamps import Stamps
 
-from resile_shared.parent_death import dying_with_parent
+from resile_shared.processes import dying_with_parent
 
 SCRIPT = Path(__file__).resolve().with_name("recovered.py")
 CONSTRAINTS = SCRIPT.parents[1] / "constraints.txt"

@@ -14,8 +14,7 @@ from dataclasses import asdict, dataclass
 from report import Target, argument_parser, conclude, print_table
 
 from resile_scheduler.simulation.simulate import Settings, simulate
-from resile_scheduler.simulation.synthetic import LOADS
-from resile_scheduler.simulation.traces import read_trace
+from resile_scheduler.simulation.sources import LOADS, read_trace
 from resile_shared.policies import PolicyName
 
 PER_HOUR = 100_000

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from resile_learner.membership import roles
-from resile_scheduler.core import lifecycle
+from resile_scheduler.core.state import lifecycle
 
 FILE = Path(__file__).resolve().parents[1] / "docs" / "states.md"
 _DIAGRAM = re.compile(r"(<!-- (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)

@@ -88,6 +88,21 @@ def test_every_relative_link_of_a_document_leads_somewhere(document: str) -> Non
     assert not broken
 
 
+def test_each_promise_has_what_holds_it() -> None:
+    """In every column there is a function or a file that exists, or "none", and why."""
+    section = (ROOT / "docs/testing.md").read_text().split("## What holds each promise\n")[1].split("\n## ")[0]
+    rows = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("| **")]
+    assert len(rows) == 8
+    for promise, *columns in rows:
+        for column in columns:
+            named = [match for code in CODE.findall(column) if (match := FILE.fullmatch(code))]
+            assert named or column.strip().startswith("none: "), promise
+            for file, name in (match.groups() for match in named):
+                found = find(file)
+                assert len(found) == 1, (promise, file)
+                assert name is None or name in names_in(found[0]), (promise, file, name)
+
+
 def test_the_index_of_the_documentation_names_every_page() -> None:
     linked = {link for link, _ in LINK.findall((ROOT / "docs/README.md").read_text())}
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - linked == {"README.md"}

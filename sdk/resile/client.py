@@ -15,7 +15,7 @@ from urllib.parse import quote
 
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.http import api
-from resile_shared.http.slots import SlotsView
+from resile_shared.http.slot_history import SlotsView
 from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.policies import PolicyName

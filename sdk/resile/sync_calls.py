@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from resile_shared.http import api
-from resile_shared.http.slots import SlotsView
+from resile_shared.http.slot_history import SlotsView
 from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.jobs import JobSpec
 from resile_shared.policies import PolicyName

@@ -30,9 +30,9 @@ from opentelemetry.metrics import Meter, NoOpMeter
 from .bus.client import Bus
 from .bus.connection import BusClosed
 from .bus.credentials import read_credentials, write_private
-from .descriptors import raise_descriptor_limit
 from .errors import ResileError, UsageError
 from .http.server import listening
+from .processes import raise_descriptor_limit
 from .settings import ServiceSettings, load
 from .telemetry.exporters import set_up_log_export
 from .telemetry.metrics import CONTENT_TYPE, ServiceMetrics, gauge, total

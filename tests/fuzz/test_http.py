@@ -16,7 +16,7 @@ from hypothesis import given
 
 from resile_monitor.openapi import OPERATIONS, Operation
 from resile_shared.bus.subjects import LEASE, LEASE_KEY
-from resile_shared.messages.lease import Lease
+from resile_shared.messages.pool import Lease
 from tests.monitor.conftest import monitors, pool, scene
 from tests.monitor.examples import PACKAGE, host, job
 from tests.monitor.monitors import TOKEN, Monitor, Monitors, Scene

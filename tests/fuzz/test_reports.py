@@ -9,9 +9,9 @@ from hypothesis import given
 from pydantic import ValidationError
 
 from resile_scheduler.core.events import StateRestored, Tick
-from resile_scheduler.core.observations import OBSERVE_SECONDS
+from resile_scheduler.core.state.observations import OBSERVE_SECONDS
 from resile_scheduler.policies.table import POLICIES
-from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.simulated_pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import PoolPolicy

@@ -16,7 +16,7 @@ from resile_learner.checkpoint.cold_start import load_agreed
 from resile_learner.checkpoint.lineage import Start, ancestry, lineage_of
 from resile_learner.checkpoint.manifest import CheckpointId, Manifest, manifest_key, part_key
 from resile_learner.checkpoint.snapshot import Snapshot
-from resile_learner.checkpoint.store import CheckpointStore, DamagedError, FencedError
+from resile_learner.checkpoint.store import CheckpointStore, DamagedError, LineageFencedError
 from resile_learner.state.flat import allocate, flatten, unflatten
 from resile_shared.storage.objects import ObjectStorage
 
@@ -96,9 +96,10 @@ def test_members_that_were_cut_off_store_and_delete_nothing_once_there_is_a_newe
     for iteration in (10, 20):
         storage.save(1, iteration)
     assert storage.start(2) == (1, 20)
-    with pytest.raises(FencedError, match=r"this is start 1 of the job, but file://.* is used by start 2 already"):
+    fenced = r"this is start 1 of the job, but file://.* is used by start 2 already"
+    with pytest.raises(LineageFencedError, match=fenced):
         storage.save(1, 30)
-    with pytest.raises(FencedError):
+    with pytest.raises(LineageFencedError):
         storage.prune(1)
     assert storage.start(3) == (1, 20)
 
@@ -121,7 +122,7 @@ def test_a_checkpoint_that_is_being_loaded_is_not_deleted_by_members_that_were_c
     def cut_off() -> None:
         for iteration in (30, 40):
             storage.save_late(1, iteration)
-        with pytest.raises(FencedError):
+        with pytest.raises(LineageFencedError):
             storage.prune(1)
 
     assert storage.start(2, during=cut_off) == (1, 20)
@@ -197,7 +198,7 @@ def test_listings_that_lag_behind_and_reads_that_arrive_damaged_hide_no_checkpoi
 def test_a_cold_start_that_came_too_late_ends(storage: Storage) -> None:
     storage.save(1, 20)
     assert storage.start(3) == (1, 20)
-    with pytest.raises(FencedError):
+    with pytest.raises(LineageFencedError):
         storage.start(2)
     assert storage.start(4) == (1, 20)
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from resile_shared.messages.traces import Span, Spans
+from resile_shared.messages.spans import Span, Spans
 
 FIRST, SECOND = "1" * 32, "2" * 32
 

@@ -21,8 +21,7 @@ from resile_shared.bus.subjects import (
 from resile_shared.http.api import Empty, JobList, JobView, PolicyView, Submission, TenantList
 from resile_shared.messages.commands import Accepted, JobSubmit, PoolSuspend, Refused
 from resile_shared.messages.jobs import JobSpec, JobState
-from resile_shared.messages.lease import Lease
-from resile_shared.messages.pool import PolicyRecord, TenantShare, TenantsRecord
+from resile_shared.messages.pool import Lease, PolicyRecord, TenantShare, TenantsRecord
 from resile_shared.policies import PolicyName
 from resile_testing.waiting import PATIENCE_SECONDS
 

@@ -7,7 +7,7 @@ from playwright.async_api import expect
 
 from resile_shared.bus import subjects
 from resile_shared.bus.subjects import EVENTS, PROGRESS
-from resile_shared.http.slots import SlotsView
+from resile_shared.http.slot_history import SlotsView
 
 from ..browser import Tab, browsing, needs_browser, tab
 from .days import DAY, Day, store_day

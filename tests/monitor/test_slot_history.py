@@ -10,7 +10,7 @@ from resile_shared.messages.hosts import HostDraining, HostJoined, Slot
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.pool import PolicyEvent
-from resile_shared.messages.slots import MAX_JOB_MARKS, MAX_POOL_MARKS
+from resile_shared.messages.slot_history import MAX_JOB_MARKS, MAX_POOL_MARKS
 from resile_shared.policies import PolicyName
 
 from .examples import job

@@ -18,7 +18,7 @@ from resile_shared.bus.client import Bus
 from resile_shared.bus.envelope import Received
 from resile_shared.bus.stream_reader import StreamReader
 from resile_shared.bus.subjects import EVENTS, JOB_SLOTS, JOBS, POOL_SLOTS, POOL_SLOTS_KEY
-from resile_shared.http.slots import SlotsView
+from resile_shared.http.slot_history import SlotsView
 from resile_shared.messages.hosts import HostGoodbye, HostJoined, HostLost, Slot
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 from resile_shared.messages.message import at

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from resile_monitor.history.steps import FINEST_MS, NUM_INTERVALS, Steps, interval_ms
-from resile_shared.messages.slots import MAX_STEPS
+from resile_shared.messages.slot_history import MAX_STEPS
 
 CHANGES = st.lists(st.tuples(st.integers(0, 100_000), st.integers(0, 9)), max_size=300)
 DAY_MS = 86_400_000

@@ -2,14 +2,15 @@
 
 import asyncio
 
-from resile_monitor import traces as kept
+from resile_monitor import kept_traces as kept
 from resile_monitor.changes import TracedItem, changes_of
-from resile_monitor.traces import Traces
+from resile_monitor.kept_traces import Traces
 from resile_shared.bus import subjects
 from resile_shared.http.api import ChangeList, TraceView
+from resile_shared.messages.allocations import Loss
 from resile_shared.messages.jobs import HistoryItem
 from resile_shared.messages.message import at
-from resile_shared.messages.traces import MAX_ATTRIBUTES, MAX_SPAN_EVENTS, SpanEvent
+from resile_shared.messages.spans import MAX_ATTRIBUTES, MAX_SPAN_EVENTS, SpanEvent
 from resile_shared.telemetry.traces import set_up_tracing, traced
 from resile_testing.waiting import PATIENCE_SECONDS
 
@@ -19,7 +20,15 @@ from .spans import FIRST, SECOND, message, span
 from .test_page import items, store
 
 
-def item(number: int, kind: str, seconds: float, slots: str = "", reason: str = "", iteration: int = 0) -> HistoryItem:
+def item(
+    number: int,
+    kind: str,
+    seconds: float,
+    slots: str = "",
+    reason: str = "",
+    iteration: int = 0,
+    loss: Loss | None = None,
+) -> HistoryItem:
     names = tuple(slots.split())
     return HistoryItem(
         number=number,
@@ -30,14 +39,16 @@ def item(number: int, kind: str, seconds: float, slots: str = "", reason: str = 
         slots=names,
         iteration=iteration,
         reason=reason,
+        loss=loss,
     )
 
 
+LOST_HOST = Loss(reason="host-2 lost", host="host-2")
 FIVE = "host-1/0 host-1/1 host-1/2 host-2/0 host-2/1"
 HISTORY = (
     TracedItem(item(1, "accepted", 10.0), FIRST),
     TracedItem(item(2, "allocation", 12.0, FIVE, "start"), FIRST),
-    TracedItem(item(3, "allocation", 20.25, "host-1/0 host-1/1 host-1/2", "host-2 lost", iteration=7), SECOND),
+    TracedItem(item(3, "allocation", 20.25, "host-1/0 host-1/1 host-1/2", "host-2 lost", 7, LOST_HOST), SECOND),
     TracedItem(item(4, "allocation", 25.0, FIVE, "fair share", iteration=50), "3" * 32),
 )
 LOSS = (
@@ -71,7 +82,7 @@ def test_the_loss_of_one_worker_is_not_that_of_its_host_and_its_replacement_does
     killed = "worker 0 on host-1/0 was killed by SIGKILL (Killed)"
     history = (
         *HISTORY[:2],
-        TracedItem(item(3, "allocation", 20.25, three, killed, iteration=7), SECOND),
+        TracedItem(item(3, "allocation", 20.25, three, killed, 7, Loss(reason=killed)), SECOND),
         TracedItem(item(4, "allocation", 22.0, FIVE, "all it can use", iteration=40), SECOND),
     )
     traces = Traces()
@@ -88,10 +99,11 @@ def test_the_loss_of_one_worker_is_not_that_of_its_host_and_its_replacement_does
 
 
 def test_a_job_that_lost_all_its_workers_recovers_from_a_checkpoint() -> None:
-    reason = "worker 1 on host-1/0 was killed: no worker is left, so it starts again from the checkpoint of iteration 5"
+    lost = Loss(reason="worker 1 on host-1/0 was killed", restart="from the checkpoint of iteration 5")
+    reason = f"{lost.reason}: no worker is left, so it starts again {lost.restart}"
     history = (
         *HISTORY[:2],
-        TracedItem(item(3, "queued", 20.0, "", reason, iteration=5), SECOND),
+        TracedItem(item(3, "queued", 20.0, "", reason, 5, lost), SECOND),
         TracedItem(item(4, "allocation", 20.5, FIVE, "start again", iteration=5), SECOND),
     )
     traces = Traces()
@@ -102,6 +114,15 @@ def test_a_job_that_lost_all_its_workers_recovers_from_a_checkpoint() -> None:
         "digits lost all its 5 workers at 1970-01-01T00:00:20.000Z (worker 1 on host-1/0 was killed); it started "
         "again from the checkpoint of iteration 5; training went on after 0.60 s."
     )
+
+
+def test_a_loss_is_known_from_the_history_alone_and_not_from_its_words() -> None:
+    """Traces are kept for a while only; what a reason says is for people."""
+    _, loss, _ = changes_of("job-1", "digits", HISTORY, Traces())
+    assert (loss.kind, loss.has_spans) == ("recovery", False)
+    assert loss.summary.startswith("host-2 was lost at ")
+    words = (*HISTORY[:2], TracedItem(item(3, "allocation", 20.25, "host-1/0", "host-2 lost", 7), SECOND))
+    assert [change.kind for change in changes_of("job-1", "digits", words, Traces())] == ["start", "resize"]
 
 
 def test_a_short_switch_is_told_in_milliseconds() -> None:

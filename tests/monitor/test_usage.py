@@ -2,12 +2,11 @@
 
 from datetime import UTC, datetime, timedelta
 
-from resile_monitor.usage import usage_view
+from resile_monitor.views import usage_view
 from resile_shared.bus.subjects import USAGE
 from resile_shared.http.api import UsageView
 from resile_shared.messages.jobs import JobRecord
-from resile_shared.messages.usage import RemovedUsage, SlotUsage
-from resile_shared.usage import hold
+from resile_shared.messages.usage import RemovedUsage, SlotUsage, hold
 
 from .examples import SPEC, job
 from .monitors import Monitors, Scene

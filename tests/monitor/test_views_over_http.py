@@ -8,10 +8,10 @@ from resile_shared.bus import subjects
 from resile_shared.bus.client import Bus
 from resile_shared.bus.subjects import DEAD_LETTERS
 from resile_shared.http.api import HistoryPage, HostList, JobList, JobView, LedgerView
+from resile_shared.messages.commands import ExplainJobs, JobExplanations
 from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.jobs import JobEvent, JobState
 from resile_shared.messages.message import at
-from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import Content, Failed, Warned
 from resile_testing.fixtures import Pool
 from resile_testing.waiting import PATIENCE_SECONDS

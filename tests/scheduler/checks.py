@@ -1,6 +1,6 @@
 """What must be true of a simulated pool after each step."""
 
-from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.simulated_pool import SimulatedPool
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import JobRecord

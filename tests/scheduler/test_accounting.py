@@ -20,7 +20,7 @@ from resile_scheduler.core.events import (
 )
 from resile_scheduler.policies.ranking import PATIENCE_SECONDS
 from resile_scheduler.policies.table import POLICIES
-from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.simulated_pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workers import Delays
 from resile_scheduler.simulation.workload import Submission
@@ -28,8 +28,7 @@ from resile_shared.messages.commands import JobDelete, JobPause, JobResume, JobS
 from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.message import at
-from resile_shared.messages.usage import MAX_COUNTED, RemovedUsage
-from resile_shared.usage import used_since
+from resile_shared.messages.usage import MAX_COUNTED, RemovedUsage, used_since
 
 from .checks import Checker
 from .test_core import Bench

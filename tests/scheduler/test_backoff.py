@@ -1,6 +1,6 @@
 """What fails again and again is tried again every few minutes, for as long as it fails."""
 
-from resile_scheduler.core.backoff import MAX_BACKOFF_SECONDS, HostBackoff, StartBackoff
+from resile_scheduler.core.state.backoff import MAX_BACKOFF_SECONDS, HostBackoff, StartBackoff
 
 TIMES = 5000
 """So many failures take more than two weeks."""

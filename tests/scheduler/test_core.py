@@ -26,7 +26,7 @@ from resile_scheduler.core.events import (
     Tick,
     WriteAllocation,
 )
-from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.simulated_pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.allocations import Allocation

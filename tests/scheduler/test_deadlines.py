@@ -11,7 +11,7 @@ from resile_scheduler.policies.deadlines import with_needed, workers_needed
 from resile_scheduler.policies.demand import Demand, Policy
 from resile_scheduler.policies.elastic_batch import elastic_batch
 from resile_scheduler.policies.goodput import goodput
-from resile_scheduler.policies.priority import priority
+from resile_scheduler.policies.ranked import priority
 from resile_scheduler.policies.throughput import Line, Throughput
 from resile_shared.messages.commands import Refused
 from resile_shared.messages.message import at

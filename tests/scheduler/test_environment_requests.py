@@ -6,8 +6,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from resile_scheduler.core.environment_requests import MAX_ENVIRONMENTS
 from resile_scheduler.core.events import AssignJobs, Command, Event, JobChangeRequested, Reply, Tick, WriteAllocation
+from resile_scheduler.core.slots.environment_requests import MAX_ENVIRONMENTS
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import Accepted, JobPause, JobStop
 from resile_shared.messages.hosts import EnvironmentReport, Heartbeat, HostState

@@ -1,7 +1,7 @@
 """A fork server that dies counts against the jobs that had workers on it, and one of them fails when it goes on."""
 
 from resile_scheduler.core.events import Tick
-from resile_scheduler.core.fork_server_deaths import FORGET_SECONDS, MAX_DEATHS, REASON
+from resile_scheduler.core.losses.fork_server_deaths import FORGET_SECONDS, MAX_DEATHS, REASON
 from resile_shared.messages.hosts import Heartbeat, HostState, WorkerReport
 from resile_shared.messages.jobs import JobState
 

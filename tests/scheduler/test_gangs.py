@@ -6,6 +6,7 @@ from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.events import JobChangeRequested, PoolSuspendRequested, Reply, Tick
 from resile_scheduler.core.gangs import MAX_RESTARTS, STEADY_SECONDS
 from resile_scheduler.policies.table import POLICIES
+from resile_shared.messages.allocations import Loss
 from resile_shared.messages.commands import JobPause, JobResume, Refused
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import JobState
@@ -159,6 +160,7 @@ def test_the_cause_is_the_lost_host_and_not_what_other_scripts_say_of_it() -> No
     later(bench, 3.1)
     assert state(bench) is JobState.QUEUED
     assert bench.records["job-1"].reason.startswith("host-2 lost: all its workers start again")
+    assert bench.histories["job-1"][-1].loss == Loss(reason="host-2 lost", host="host-2")
     assert bench.records["job-1"].failures.recoveries == 0, "it is not the script's fault"
 
 

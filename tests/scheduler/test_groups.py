@@ -7,10 +7,10 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from resile_scheduler.core.relocation import Mover, make_room
-from resile_scheduler.core.slots import SlotId, by_host
+from resile_scheduler.core.slots.relocation import Mover, find_room
+from resile_scheduler.core.state.slot_sets import SlotId, by_host
 from resile_scheduler.policies.table import POLICIES
-from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.simulated_pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import PoolPolicy
@@ -131,11 +131,11 @@ def test_a_chain_of_jobs_makes_room() -> None:
     on_b = Mover(tuple(slots[2:4]), 1, frozenset("bc"))
     free = by_host(slots[4:])
     lacking = frozenset("a")
-    assert make_room(lacking, 1, {"x": on_a}, free=free, domains={}) == {}
-    assert make_room(lacking, 1, {"x": on_a, "y": on_b}, free=free, domains={}) == {"y": (slots[2], slots[4])}
+    assert find_room(lacking, 1, {"x": on_a}, free=free, domains={}) == {}
+    assert find_room(lacking, 1, {"x": on_a, "y": on_b}, free=free, domains={}) == {"y": (slots[2], slots[4])}
     whole = {"x": on_a._replace(least=2, hosts=frozenset("ac"))}
-    assert make_room(lacking, 1, whole, free=free, domains={}) == {"x": tuple(slots[4:])}, "all at once"
-    assert make_room(lacking, 1, whole, free={"c": slots[4:5]}, domains={}) == {}, "it stays above its minimum"
+    assert find_room(lacking, 1, whole, free=free, domains={}) == {"x": tuple(slots[4:])}, "all at once"
+    assert find_room(lacking, 1, whole, free={"c": slots[4:5]}, domains={}) == {}, "it stays above its minimum"
 
 
 @st.composite

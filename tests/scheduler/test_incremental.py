@@ -9,10 +9,10 @@ from hypothesis.stateful import initialize, rule
 
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.events import Command, Event, PolicyChangeRequested
-from resile_scheduler.core.job import Job
-from resile_scheduler.core.pool import Host, Pool
+from resile_scheduler.core.state.job import Job
+from resile_scheduler.core.state.pool import Host, Pool
 from resile_scheduler.policies.table import POLICIES
-from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.simulated_pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import PoolPolicy

@@ -8,7 +8,7 @@ import pytest
 from resile_scheduler.lease import LeadershipLost, Lease
 from resile_shared.bus.buckets import Bucket
 from resile_shared.bus.subjects import LEASE, LEASE_KEY
-from resile_shared.messages.lease import Lease as Record
+from resile_shared.messages.pool import Lease as Record
 from resile_testing.fixtures import Pool
 
 

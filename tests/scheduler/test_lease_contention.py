@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from resile_scheduler.lease import LeadershipLost, Lease
 from resile_shared.bus.buckets import Bucket, ConflictError, Entry
 from resile_shared.bus.subjects import LEASE_KEY
-from resile_shared.messages.lease import Lease as Record
+from resile_shared.messages.pool import Lease as Record
 
 SECONDS = 2.0
 CONTENDERS = st.sampled_from(["a", "b", "c"])

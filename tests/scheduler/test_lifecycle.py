@@ -2,7 +2,7 @@
 
 import pytest
 
-from resile_scheduler.core.lifecycle import TRANSITIONS, IllegalStep, Step, advance
+from resile_scheduler.core.state.lifecycle import TRANSITIONS, IllegalStep, Step, advance
 from resile_shared.messages.jobs import JobState
 
 

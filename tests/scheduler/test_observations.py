@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.events import Tick, WriteAllocation
 from resile_scheduler.core.observation_timer import GROWTH_SECONDS
-from resile_scheduler.core.observations import CHANGE_SECONDS, OBSERVE_SECONDS, Observer
+from resile_scheduler.core.state.observations import CHANGE_SECONDS, OBSERVE_SECONDS, Observer
 from resile_scheduler.policies.changes import MOST_LOST, lost_share, seconds_left
 from resile_scheduler.policies.demand import BatchRange, Demand, Policy, Target
 from resile_scheduler.policies.elastic_batch import elastic_batch
-from resile_scheduler.policies.fairshare import fairshare
 from resile_scheduler.policies.goodput import goodput
+from resile_scheduler.policies.ranked import fairshare
 from resile_scheduler.policies.stable_fit import StableFit
 from resile_scheduler.policies.throughput import Line, Measurement, Throughput
 from resile_shared.messages import reports

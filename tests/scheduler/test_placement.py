@@ -9,10 +9,10 @@ from types import MappingProxyType
 import hypothesis.strategies as st
 from hypothesis import given
 
-from resile_scheduler.core import placement
-from resile_scheduler.core.placement import Want
-from resile_scheduler.core.slots import SlotId, by_host
-from resile_scheduler.core.topology import Domain, neighbors, num_places
+from resile_scheduler.core.slots import placement
+from resile_scheduler.core.slots.placement import Want
+from resile_scheduler.core.state.slot_sets import SlotId, by_host
+from resile_scheduler.core.state.topology import Domain, neighbors, num_places
 
 
 def slots(**hosts: int) -> list[SlotId]:

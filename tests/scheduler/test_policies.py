@@ -9,10 +9,8 @@ from hypothesis import given, settings
 
 from resile_scheduler.policies.demand import BatchRange, Demand, Policy, Target
 from resile_scheduler.policies.elastic_batch import elastic_batch
-from resile_scheduler.policies.fairshare import fairshare
-from resile_scheduler.policies.fifo import fifo
 from resile_scheduler.policies.preemption import without_preemption
-from resile_scheduler.policies.priority import priority
+from resile_scheduler.policies.ranked import fairshare, fifo, priority
 from resile_scheduler.policies.table import POLICIES
 from resile_shared.policies import PolicyName
 

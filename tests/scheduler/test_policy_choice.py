@@ -15,7 +15,7 @@ from resile_scheduler.core.events import (
     StorePolicy,
 )
 from resile_scheduler.policies.table import POLICIES
-from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.simulated_pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import Accepted, JobPriority, PoolPolicy, Refused

@@ -4,7 +4,7 @@ from dataclasses import replace
 from math import inf
 
 from resile_scheduler.policies.demand import Demand
-from resile_scheduler.policies.fairshare import fairshare
+from resile_scheduler.policies.ranked import fairshare
 from resile_scheduler.policies.ranking import PATIENCE_SECONDS, in_turn
 
 from .test_policies import demand, workers

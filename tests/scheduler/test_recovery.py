@@ -8,9 +8,10 @@ import pytest
 from hypothesis import example, given, settings
 
 from resile_scheduler.core.events import Event, JobChangeRequested, StopWorkers, Tick
-from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.simulated_pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
+from resile_shared.messages.allocations import Loss
 from resile_shared.messages.commands import JobPause
 from resile_shared.messages.hosts import Heartbeat, HostState, WorkerExit, WorkerReport
 from resile_shared.messages.jobs import JobState
@@ -99,6 +100,9 @@ def test_the_loss_of_a_host_is_one_recovery_with_one_reason() -> None:
     bench.host("host-2", 2, state=HostState.LOST)
     assert named(bench) == [0, 1]
     assert bench.newest().reason == "host-2 lost"
+    assert bench.newest().loss == Loss(reason="host-2 lost", host="host-2")
+    bench.switch()
+    assert bench.histories["job-1"][-1].loss == bench.newest().loss
     assert len([allocation for allocation in bench.allocations if allocation.is_recovery]) == 1
 
 
@@ -237,6 +241,8 @@ def test_a_job_without_survivors_looks_for_a_checkpoint_without_a_report() -> No
         "host-1 lost: no worker is left, "
         "so it starts again from the newest complete checkpoint, or else from the beginning"
     )
+    start = "from the newest complete checkpoint, or else from the beginning"
+    assert bench.histories["job-1"][-1].loss == Loss(reason="host-1 lost", host="host-1", restart=start)
     bench.host("host-1", 1, incarnation=2)
     assert bench.newest().cold_start
     assert bench.newest().resume

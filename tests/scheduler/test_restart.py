@@ -24,7 +24,7 @@ from resile_scheduler.core.retention import OVER_SECONDS
 from resile_scheduler.core.takeover import Takeover
 from resile_scheduler.core.worker_reports import WorkerReports
 from resile_scheduler.policies.table import POLICIES
-from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.simulated_pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import JobDelete, JobStop, PoolPolicy, TenantSet

@@ -9,7 +9,7 @@ import pytest
 from resile_scheduler.core import retention
 from resile_scheduler.core.events import JobChangeRequested, RemoveJob, Reply, Tick
 from resile_scheduler.core.retention import Limits
-from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.simulated_pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import Accepted, JobDelete, JobStop, Refused

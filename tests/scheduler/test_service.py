@@ -10,7 +10,7 @@ import pytest
 from opentelemetry import trace
 
 import resile_registry.service
-import resile_scheduler.core.recovery
+import resile_scheduler.core.losses.recovery
 import resile_scheduler.executor
 import resile_scheduler.service
 from resile_registry.settings import RegistrySettings
@@ -39,7 +39,9 @@ from resile_shared.bus.subjects import (
 from resile_shared.messages.commands import (
     ID_REUSED,
     Accepted,
+    ExplainJobs,
     JobDelete,
+    JobExplanations,
     JobPause,
     JobPriority,
     JobResume,
@@ -55,7 +57,6 @@ from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Slot
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobSpec
 from resile_shared.messages.message import at
 from resile_shared.messages.pool import PolicyEvent, PoolSettings, TenantEvent, TenantShare
-from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import PeerSuspected, Ready, Report, Warned
 from resile_shared.policies import PolicyName
 from resile_shared.service import ServiceContext
@@ -492,7 +493,7 @@ async def test_an_accused_worker_whose_agent_answers_stays(house: House) -> None
         assert not any(allocation.is_recovery for allocation in first.seen)
 
 
-async def test_an_accused_worker_whose_agent_is_silent_is_left_behind_before_its_host_is_lost(house: House) -> None:
+async def test_an_accused_worker_whose_agent_is_silent_is_evicted_before_its_host_is_lost(house: House) -> None:
     async with scheduler(house.pool):
         first = await house.agent("host-1")
         second = await house.agent("host-2")
@@ -633,7 +634,7 @@ async def test_no_result_is_missed_that_waits_to_be_read(house: House, monkeypat
     monkeypatch.setattr(Executor, "_execute", execute_slowly)
     monkeypatch.setattr(resile_scheduler.service, "TICK_SECONDS", 0.2)
     monkeypatch.setattr(resile_scheduler.service, "SETTLE_TICKS", 1)
-    monkeypatch.setattr(resile_scheduler.core.recovery, "RESULT_SECONDS", 0.5)
+    monkeypatch.setattr(resile_scheduler.core.losses.recovery, "RESULT_SECONDS", 0.5)
     async with scheduler(house.pool):
         agent = await house.agent("host-1")
         await house.submit()

@@ -8,15 +8,15 @@ from random import Random
 import hypothesis.strategies as st
 from hypothesis import given
 
-from resile_scheduler.core.host_groups import HostGroups
-from resile_scheduler.core.job import Job
-from resile_scheduler.core.job_view import JobView
-from resile_scheduler.core.placement import place
-from resile_scheduler.core.pool import Host, Pool
-from resile_scheduler.core.sharing import Sharing
-from resile_scheduler.core.slots import SlotId, by_host, merged, without
+from resile_scheduler.core.slots.host_groups import HostGroups
+from resile_scheduler.core.slots.job_view import JobView
+from resile_scheduler.core.slots.placement import place
+from resile_scheduler.core.slots.sharing import Sharing
+from resile_scheduler.core.state.job import Job
+from resile_scheduler.core.state.pool import Host, Pool
+from resile_scheduler.core.state.slot_sets import SlotId, by_host, merged, without
 from resile_scheduler.policies.demand import Demand, Target
-from resile_scheduler.policies.fairshare import fairshare
+from resile_scheduler.policies.ranked import fairshare
 from resile_shared.messages.hosts import HostRecord, HostState, Slot
 from resile_shared.messages.jobs import JobRecord, JobState
 from resile_shared.messages.message import at

@@ -12,10 +12,9 @@ from resile_scheduler.core.events import Command, Event, StateRestored, Tick, Wr
 from resile_scheduler.policies.table import POLICIES
 from resile_scheduler.simulation.figures import figures_of
 from resile_scheduler.simulation.outcome import Outcome
-from resile_scheduler.simulation.pool import SimulatedPool
 from resile_scheduler.simulation.simulate import Failures, Settings, delays_of, simulate
-from resile_scheduler.simulation.synthetic import LOADS, synthetic
-from resile_scheduler.simulation.traces import read_trace
+from resile_scheduler.simulation.simulated_pool import SimulatedPool
+from resile_scheduler.simulation.sources import LOADS, read_trace, synthetic
 from resile_scheduler.simulation.training import Modelled, Sharded
 from resile_scheduler.simulation.workers import Delays
 from resile_scheduler.simulation.workload import HostChange, Submission, UserRequest, Workload, equal_hosts

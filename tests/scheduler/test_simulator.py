@@ -5,12 +5,12 @@ import pytest
 from hypothesis import given, settings
 
 from resile_scheduler.core.events import Event, JobChangeRequested, StopWorkers
-from resile_scheduler.core.observations import CHANGE_SECONDS
+from resile_scheduler.core.state.observations import CHANGE_SECONDS
 from resile_scheduler.policies.demand import Demand
 from resile_scheduler.policies.elastic_batch import elastic_batch
 from resile_scheduler.policies.table import POLICIES
 from resile_scheduler.policies.throughput import Line, Throughput
-from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.simulated_pool import SimulatedPool
 from resile_scheduler.simulation.training import Modelled, Sharded
 from resile_scheduler.simulation.workers import Delays
 from resile_scheduler.simulation.workload import Submission

@@ -1,8 +1,8 @@
 """Cold starts: they end in a generation that trains, or are given up in time, and are not repeated without a pause."""
 
-from resile_scheduler.core.deadlines import JOIN_SECONDS
 from resile_scheduler.core.events import JobChangeRequested, Tick
-from resile_scheduler.core.worker_ends import MAX_STARTS, MAX_UNLINKED_STARTS
+from resile_scheduler.core.losses.deadlines import JOIN_SECONDS
+from resile_scheduler.core.losses.worker_ends import MAX_STARTS, MAX_UNLINKED_STARTS
 from resile_shared.messages.commands import JobPause, JobResume
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.reports import CheckpointSaved, Evidence, PeerSuspected

@@ -1,4 +1,4 @@
-"""Accusations: which workers are left behind though no agent reported their end."""
+"""Accusations: which workers are evicted though no agent reported their end."""
 
 import hypothesis.strategies as st
 import pytest
@@ -6,7 +6,7 @@ from hypothesis import given
 
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.events import Command, ProbeExpired, ProbeHost, StateRestored, StopWorkers
-from resile_scheduler.core.suspicions import largest_connected_set
+from resile_scheduler.core.state.suspicions import largest_connected_set
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.reports import Evidence, PeerSuspected
@@ -36,7 +36,7 @@ def test_the_agent_of_a_suspect_is_asked_at_once() -> None:
     assert accuse(bench, 1, 3) == [], "one question to a host is enough"
 
 
-def test_a_host_that_does_not_answer_is_left_behind_before_it_is_lost() -> None:
+def test_a_host_that_does_not_answer_is_evicted_before_it_is_lost() -> None:
     bench = two_hosts()
     [challenge] = accuse(bench, 0, 2)
     assert isinstance(challenge, ProbeHost)
@@ -44,6 +44,8 @@ def test_a_host_that_does_not_answer_is_left_behind_before_it_is_lost() -> None:
     assert bench.newest().is_recovery
     assert named(bench) == [0, 1]
     assert bench.newest().reason == "host-2 does not answer"
+    assert (loss := bench.newest().loss)
+    assert loss.host == "host-2"
     bench.switch(iteration=7)
     assert named(bench) == [0, 1]
     assert len(bench.scheduler.holders()) == 4, "its slots stay held"
@@ -62,7 +64,7 @@ def test_a_host_that_did_not_answer_is_used_as_soon_as_it_is_back_with_a_new_inc
     assert {placement.host for placement in bench.newest().placements} == {"host-1", "host-2"}
 
 
-def test_workers_that_were_left_behind_are_stopped_when_their_host_is_back() -> None:
+def test_workers_that_were_evicted_are_stopped_when_their_host_is_back() -> None:
     bench = two_hosts()
     [challenge] = accuse(bench, 0, 2)
     assert isinstance(challenge, ProbeHost)
@@ -88,7 +90,7 @@ def test_an_answer_that_lists_the_suspect_as_gone_is_enough() -> None:
     assert named(bench) == [0, 1, 3]
 
 
-def test_an_accusation_that_lasts_leaves_the_suspect_behind() -> None:
+def test_an_accusation_that_lasts_evicts_the_suspect() -> None:
     bench = two_hosts()
     for _ in range(4):
         accuse(bench, 0, 2)
@@ -125,7 +127,7 @@ def answered(bench: Bench, challenge: Command) -> None:
     bench.tell(ProbeExpired(challenge.host, challenge.incarnation, challenge.beat))
 
 
-def test_a_frozen_worker_is_left_behind_as_soon_as_its_agent_has_answered() -> None:
+def test_a_frozen_worker_is_evicted_as_soon_as_its_agent_has_answered() -> None:
     bench = two_hosts()
     [challenge] = accuse(bench, 1, 0, "silence")
     accuse(bench, 2, 0, "silence")
@@ -144,7 +146,7 @@ def test_the_time_to_report_silence_grows_with_detection_seconds() -> None:
         assert challenge.seconds == pytest.approx(moment)
 
 
-def test_a_worker_that_is_cut_off_from_all_others_is_left_behind_and_its_host_avoided() -> None:
+def test_a_worker_that_is_cut_off_from_all_others_is_evicted_and_its_host_avoided() -> None:
     bench = two_hosts()
     [challenge, *_] = [c for other in (1, 2, 3) for c in accuse(bench, 0, other, "silence")]
     for other in (1, 2, 3):
@@ -179,7 +181,7 @@ def test_a_divided_job_goes_on_with_the_larger_part() -> None:
     assert named(bench) == [1, 2]
 
 
-def test_a_suspect_that_a_new_scheduler_never_saw_is_left_behind_when_the_accusation_lasts() -> None:
+def test_a_suspect_that_a_new_scheduler_never_saw_is_evicted_when_the_accusation_lasts() -> None:
     bench = Bench(3)
     bench.submit(1)
     bench.activate()
@@ -225,7 +227,7 @@ def test_members_that_wait_for_a_recovery_of_a_complete_job_are_ended() -> None:
 
 
 @pytest.mark.parametrize("answers", [True, False])
-def test_a_probe_that_expires_after_the_completion_leaves_nobody_behind_who_is_to_be_ended(answers: bool) -> None:
+def test_a_probe_that_expires_after_the_completion_evicts_nobody_who_is_to_be_ended(answers: bool) -> None:
     bench = two_hosts()
     [probe] = accuse(bench, 0, 2)
     assert isinstance(probe, ProbeHost)

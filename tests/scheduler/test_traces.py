@@ -8,7 +8,7 @@ import pytest
 
 from resile_scheduler.simulation.csv_table import MalformedFile
 from resile_scheduler.simulation.simulate import Settings, simulate
-from resile_scheduler.simulation.traces import read_trace
+from resile_scheduler.simulation.sources import read_trace
 from resile_scheduler.simulation.training import Modelled, Profiled, Recorded, Sharded
 from resile_shared.errors import UsageError
 from resile_shared.messages.commands import JobPause, JobPriority, JobResume, JobStop, TenantDelete, TenantSet

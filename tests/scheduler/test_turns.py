@@ -6,7 +6,7 @@ import pytest
 
 from resile_scheduler.core.events import JobChangeRequested, StateRestored
 from resile_scheduler.policies.table import POLICIES
-from resile_scheduler.simulation.pool import SimulatedPool
+from resile_scheduler.simulation.simulated_pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import JobStop, PoolPolicy

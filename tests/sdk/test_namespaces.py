@@ -187,7 +187,7 @@ def test_two_pools_do_not_meet(net: Net) -> None:
 CREATE = """
 import subprocess, sys
 from resile.pool.namespaces import Namespaces
-from resile_shared.parent_death import dying_with_parent
+from resile_shared.processes import dying_with_parent
 
 namespaces = Namespaces.create(["a"])
 inside = [*namespaces.enter("a"), "sleep", "1000"]

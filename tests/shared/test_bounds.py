@@ -12,13 +12,12 @@ from resile_shared.bus import catalogue
 from resile_shared.bus.nats_server import MAX_PAYLOAD_BYTES
 from resile_shared.bus.subjects import BUCKETS
 from resile_shared.messages.allocations import Allocation
-from resile_shared.messages.commands import CommandResponse, JobSubmit
+from resile_shared.messages.commands import CommandResponse, JobExplanations, JobSubmit
 from resile_shared.messages.hosts import HostRecord
 from resile_shared.messages.jobs import MAX_SPEC_BYTES, HistoryItem, JobEvent, JobRecord, JobSpec
 from resile_shared.messages.message import MAX_DETAILS, MAX_SLOTS, MAX_TEXT, at
-from resile_shared.messages.queries import JobExplanations
 from resile_shared.messages.reports import MAX_COUNTS, Completed, EpochCount, Failed, Progress, Ready, Report, Warned
-from resile_shared.messages.slots import JobSlots, PoolSlots
+from resile_shared.messages.slot_history import JobSlots, PoolSlots
 
 from .examples import record
 from .largest import largest

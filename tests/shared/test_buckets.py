@@ -7,7 +7,7 @@ from nats.aio.msg import Msg
 
 from resile_shared.bus.buckets import Change, ConflictError, Entry, FencedError, UnreadableError
 from resile_shared.bus.subjects import JOBS, LEASE, InvalidSubject
-from resile_shared.messages.lease import Lease
+from resile_shared.messages.pool import Lease
 from resile_testing.fixtures import Pool
 from resile_testing.waiting import PATIENCE_SECONDS
 

@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 SHOW = (
-    "import resource; from resile_shared.descriptors import raise_descriptor_limit; raise_descriptor_limit(); "
+    "import resource; from resile_shared.processes import raise_descriptor_limit; raise_descriptor_limit(); "
     "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
 )
 

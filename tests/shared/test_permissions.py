@@ -9,7 +9,7 @@ from resile_shared.bus.buckets import Bucket
 from resile_shared.bus.connection import BusRefused
 from resile_shared.bus.roles import ROLES
 from resile_shared.messages.hosts import Heartbeat
-from resile_shared.messages.lease import Lease
+from resile_shared.messages.pool import Lease
 from resile_testing.fixtures import Pool
 from resile_testing.waiting import PATIENCE_SECONDS, until
 

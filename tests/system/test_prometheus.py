@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from resile_shared.parent_death import dying_with_parent
+from resile_shared.processes import dying_with_parent
 from resile_testing.waiting import PATIENCE_SECONDS
 
 from ..test_deploy import DEPLOY, expressions, rules

@@ -13,7 +13,7 @@ from resile.chaos.verdict import histories, slots_held_twice
 from resile.client import AsyncClient, find_server
 from resile.demo.verdict import used_once
 from resile_scheduler.policies.demand import Demand
-from resile_scheduler.policies.fairshare import fairshare
+from resile_scheduler.policies.ranked import fairshare
 from resile_shared.http.api import HostView, JobSummary, JobView
 from resile_shared.messages.jobs import JobEvent, JobState
 from resile_testing.waiting import PATIENCE_SECONDS

@@ -154,7 +154,7 @@ class Checks:
         if furthest is None or record.reason not in ("requested", "saved, waiting for slots again"):
             return
         self._saved[job] = record.iteration
-        if record.iteration < furthest:  # a member that was left behind may have committed one more
+        if record.iteration < furthest:  # an evicted member may have committed one more
             self.break_promise(f"{job} was saved at iteration {record.iteration}, and had committed {furthest}")
 
     def _on_event(self, event: JobEvent) -> None:
@@ -259,7 +259,7 @@ class Checks:
         if known[0].chain != commit.chain:
             self.break_promise(f"{job}: workers {known[0].worker} and {commit.worker} differ after {commit.iteration}")
         for earlier in known:
-            if earlier.generation != commit.generation and not self._was_left_behind(earlier, commit):
+            if earlier.generation != commit.generation and not self._was_evicted(earlier, commit):
                 self.break_promise(
                     f"{job}: iteration {commit.iteration} was committed by worker {earlier.worker} in generation "
                     f"{earlier.generation}, and by worker {commit.worker} in generation {commit.generation}"
@@ -276,7 +276,7 @@ class Checks:
         if saved is not None and commit.iteration != saved and not self.has_damage:
             self.break_promise(f"{job} was saved at iteration {saved}, and goes on from {commit.iteration}")
 
-    def _was_left_behind(self, one: Commit, other: Commit) -> bool:
+    def _was_evicted(self, one: Commit, other: Commit) -> bool:
         """Whether a recovery went on without a worker that had committed more than the others knew."""
         older, newer = sorted((one, other), key=lambda commit: commit.generation)
         return older.worker not in self._members.get((older.job, newer.generation), ())

@@ -16,7 +16,7 @@ from .trial import SECONDS, attempt, attempt_all, chosen
 
 _CHECKPOINTER = "resile_learner.checkpoint.checkpointer"
 _STORE = "resile_learner.checkpoint.store"
-_SUSPICIONS = "resile_scheduler.core.suspicions"
+_SUSPICIONS = "resile_scheduler.core.state.suspicions"
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ HOLES = (
         _known("bucket has no fence", "agent starts workers on held slots", "agent obeys schedulers of earlier epochs"),
     ),
     Hole(
-        "whom to leave behind takes time that is exponential in the accusations",
+        "whom to evict takes time that is exponential in the accusations",
         (
             _was(
                 _SUSPICIONS,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from resile_learner.agent.core import AgentCore
 from resile_scheduler.core.core import Scheduler
-from resile_scheduler.core.worker import Phase
+from resile_scheduler.core.state.worker import Phase
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import Intent
 

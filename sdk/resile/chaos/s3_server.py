@@ -16,7 +16,7 @@ from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from resile_shared.errors import ResileError, UsageError
-from resile_shared.parent_death import dying_with_parent
+from resile_shared.processes import dying_with_parent
 
 BUCKET = "resile"
 START_SECONDS = 60.0

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from resile_shared.errors import UsageError
-from resile_shared.parent_death import dying_with_parent
+from resile_shared.processes import dying_with_parent
 
 from ..pool.namespaces import Namespaces
 

@@ -12,7 +12,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from resile_shared.errors import ResileError
-from resile_shared.parent_death import dying_with_parent
+from resile_shared.processes import dying_with_parent
 
 from .own_store import OwnStore
 

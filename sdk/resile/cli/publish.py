@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from resile_shared.bus.publishing import PUBLISHER_COMMANDS
+from resile_shared.bus.credentials import PUBLISHER_COMMANDS
 from resile_shared.errors import ResileError, UsageError
 
 from .options import DEFAULT_HOME, AsJson, Home, show

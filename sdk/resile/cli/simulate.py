@@ -90,7 +90,7 @@ def simulate(
     For each policy, this shows completion times, fairness, utilization and changes. The same arguments always give
     the same figures. docs/scheduling.md describes the files, the figures, and what is simulated.
     """
-    from resile_scheduler.simulation.traces import read_trace
+    from resile_scheduler.simulation.sources import read_trace
 
     _check_chart(chart)
     workload = read_trace(trace, num_slots=slots, num_hosts=hosts, profiles=profiles, hours=hours, seed=seed)

@@ -11,7 +11,7 @@ import aiohttp
 import orjson
 
 from resile_shared.errors import ResileError
-from resile_shared.parent_death import dying_with_parent
+from resile_shared.processes import dying_with_parent
 from resile_shared.version import check_installed
 
 from .disk import is_full

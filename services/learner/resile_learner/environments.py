@@ -25,7 +25,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 
 from resile_shared.folders import remove_tree
-from resile_shared.parent_death import dying_with_parent
+from resile_shared.processes import dying_with_parent
 from resile_shared.requirements import POOL_PACKAGES
 
 from .preparation import OnLine, PreparationFailed, lock_folder, locked, remove_unused

@@ -12,7 +12,7 @@ from pydantic import Field, TypeAdapter
 from resile_shared.messages import reports
 from resile_shared.messages.jobs import MAX_WORKERS
 from resile_shared.messages.message import MAX_INTEGER, Count, HostAddress, Id, Message, Port, Positive
-from resile_shared.messages.traces import Attributes
+from resile_shared.messages.spans import Attributes
 
 __all__ = ["Message"]
 

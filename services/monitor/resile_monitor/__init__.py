@@ -14,7 +14,7 @@ slot_history.py  how many slots each job held over time; pure
 slot_store.py  keeps this history in the buckets `jobslots` and `poolslots`
 job_store.py   keeps a value derived from messages for each job, by several monitors
 metrics.py     what a monitor measures of itself
-traces.py      the newest traces of changes; pure
+kept_traces.py the newest traces of changes; pure
 changes.py     the changes of a job, from its history and these traces; pure
 service.py     keeps the projection up to date
 api/           the HTTP API

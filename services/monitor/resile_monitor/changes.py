@@ -4,23 +4,21 @@ The history is permanent, as is the trace id of each item. Where the spans of th
 long a change took, and when it began: items are written when a change has taken effect.
 """
 
-import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from resile_shared.http.api import ChangeKind, ChangeView
+from resile_shared.messages.allocations import Loss
 from resile_shared.messages.jobs import HistoryItem
 from resile_shared.messages.message import at, timestamp
-from resile_shared.messages.traces import Span
+from resile_shared.messages.spans import Span
 
-from .traces import Traces
+from .kept_traces import Traces
 
 _ENDS = ("completed", "failed", "stopped")
 _PAUSES = ("pausing", "paused")
-_LOSSES = ("recover", "worker suspected")
-_LOST_HOST = re.compile(r"(?:^|; )(\S+) (?:lost|left|does not answer)\b")
-_NO_WORKER_LEFT = ": no worker is left, so it starts again "
+_SUSPICIONS = ("recover", "worker suspected")
 ATTACK = "attack"
 """The name of a step that `resile chaos` reports."""
 MAX_CHANGES = 1000
@@ -124,7 +122,7 @@ class _Change:
             return "end"
         if kinds & set(_PAUSES):
             return "pause"
-        if self._loss is not None or self._lost_host or self._lost_all:
+        if self._suspicion is not None or self._loss is not None:
             return "recovery"
         if "accepted" in kinds or ("allocation" in kinds and not self.slots_before):
             return "start"
@@ -137,8 +135,8 @@ class _Change:
     @property
     def begin(self) -> int:
         """When its cause occurred, in microseconds since the epoch: a loss precedes what it leads to."""
-        if self._loss is not None:
-            return self._loss.begin
+        if self._suspicion is not None:
+            return self._suspicion.begin
         return round(self.items[0].time.timestamp() * 1e6)
 
     @property
@@ -160,13 +158,13 @@ class _Change:
 
     @property
     def _lost_host(self) -> str:
-        """The first lost host that the change's first allocation names; empty: none."""
-        found = _LOST_HOST.search(self._loss_item.reason)
-        return found[1] if found and any(slot.startswith(f"{found[1]}/") for slot in self.slots_before) else ""
+        """The lost host on which the job had workers; empty: none."""
+        host = self._loss.host if self._loss else None
+        return host if host and any(slot.startswith(f"{host}/") for slot in self.slots_before) else ""
 
     @property
-    def _lost_all(self) -> bool:
-        return bool(self.slots_before) and _NO_WORKER_LEFT in self._loss_item.reason
+    def _loss(self) -> Loss | None:
+        return self._loss_item.loss if self.slots_before else None
 
     @property
     def _loss_item(self) -> HistoryItem:
@@ -174,8 +172,8 @@ class _Change:
         return next((item for item in self.items if item.kind in ("allocation", "queued")), self.items[0])
 
     @property
-    def _loss(self) -> Span | None:
-        return next((span for span in self.spans if span.name in _LOSSES), None)
+    def _suspicion(self) -> Span | None:
+        return next((span for span in self.spans if span.name in _SUSPICIONS), None)
 
     @property
     def _first_iteration(self) -> Span | None:
@@ -226,16 +224,17 @@ class _Change:
 
     def _recovery(self) -> str:
         when, num_before = _time(self.begin), len(self.slots_before)
+        restart = self._loss.restart if self._loss else ""
         if host := self._lost_host:
             num_lost = sum(slot.startswith(f"{host}/") for slot in self.slots_before)
             text = f"{host} was lost at {when}{self._cause()}; {num_lost} of {_workers(num_before)} of "
             text += f"{self.name} were there"
         else:
-            what = f"all its {_workers(num_before)}" if self._lost_all else "a worker"
-            reason = self._loss_item.reason.partition(_NO_WORKER_LEFT)[0]
+            what = f"all its {_workers(num_before)}" if restart else "a worker"
+            reason = self._loss.reason if self._loss else self._loss_item.reason
             text = f"{self.name} lost {what} at {when}{self._cause()}{_because(reason)}"
-        if self._lost_all:
-            text += f"; it started again {self._loss_item.reason.rpartition(_NO_WORKER_LEFT)[2]}"
+        if restart:
+            text += f"; it started again {restart}"
         if self.seconds is not None:
             late = (self.begin - self._cost_begin) / 1e6
             text += f"; training went on after {_seconds(self.seconds - late)}"

@@ -9,7 +9,7 @@ from resile_shared.bus.envelope import Received
 from resile_shared.bus.subjects import HEARTBEATS, HOSTS, JOBS, PROGRESS, REPORTS, TRACES, reports_of_kind
 from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.reports import Report
-from resile_shared.messages.traces import Spans
+from resile_shared.messages.spans import Spans
 from resile_shared.service import ServiceContext
 from resile_shared.storage.objects import ObjectStorage
 
@@ -17,10 +17,10 @@ from .api.application import application, serving
 from .api.pool import Pool
 from .history.curve_store import CurveStore
 from .history.slot_store import SlotStore
+from .kept_traces import Traces
 from .metrics import MonitorMetrics
 from .projection import Projection
 from .settings import MonitorSettings
-from .traces import Traces
 from .webhooks.core import Pace
 from .webhooks.delivery import Deliveries
 

@@ -1,16 +1,29 @@
-"""How a job and a host are shown: by their records, and by what was reported beside these."""
+"""How jobs, hosts, models and usage are shown: by records, and by what was reported beside these."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
-from resile_shared.http.api import CurvesView, CurveTableView, HostView, JobSummary, JobView, SlotView
+from resile_shared.http.api import (
+    CurvesView,
+    CurveTableView,
+    HostView,
+    JobSummary,
+    JobUsageView,
+    JobView,
+    ModelList,
+    ModelView,
+    SlotView,
+    TenantUsageView,
+    UsageView,
+)
 from resile_shared.messages.curves import Curves, CurveTable
 from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Slot, WorkerReport
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
 from resile_shared.messages.reports import Failed, Progress
+from resile_shared.messages.usage import HOUR_MS, RemovedUsage, hour_of, used_since
 
 from .history.curves import speeds
 
@@ -229,3 +242,70 @@ def _bits(record: JobRecord) -> str | None:
     if record.completed:
         return record.completed.bits
     return record.ready.bits if record.ready and record.state is not JobState.FAILED else None
+
+
+def models(records: Iterable[JobRecord]) -> ModelList:
+    """Return the models of completed jobs, the newest first."""
+    found = [view for record in records if (view := _model(record)) is not None]
+    return ModelList(models=tuple(sorted(found, key=lambda view: (view.completed, view.job), reverse=True)))
+
+
+def _model(record: JobRecord) -> ModelView | None:
+    done = record.completed
+    if done is None or done.model is None:
+        return None
+    return ModelView(
+        job=record.job,
+        name=record.spec.name,
+        tenant=record.spec.tenant,
+        completed=record.ended or record.submitted,
+        iterations=done.iteration,
+        samples_seen=done.samples_seen,
+        loss=done.loss,
+        metrics=done.metrics,
+        validation=done.validation,
+        params_sha256=done.params_sha256,
+        bits=done.bits,
+        script=record.spec.script,
+        args=record.spec.args,
+    )
+
+
+def usage_view(
+    records: Iterable[JobRecord],
+    removed: Iterable[RemovedUsage],
+    *,
+    tenant: str | None,
+    hours: int | None,
+    now: datetime,
+) -> UsageView:
+    """Return what was used in the last ``hours``, from the beginning of an hour on; None: ever.
+
+    With ``tenant``, of this one alone.
+    """
+    since = hour_of(now - timedelta(hours=hours)) if hours is not None else None
+    removed = tuple(removed)
+    counted = {job for usage in removed for job in usage.jobs}
+    jobs: dict[str, list[JobUsageView]] = {}
+    for record in records:
+        used = used_since(record.usage, since, now=now)
+        if record.job not in counted and used:
+            view = JobUsageView(
+                id=record.job, name=record.spec.name, slot_hours=used / HOUR_MS, slots=record.usage.slots
+            )
+            jobs.setdefault(record.spec.tenant, []).append(view)
+    of_removed = {usage.tenant: used_since(usage.used, since, now=now) / HOUR_MS for usage in removed}
+    names = sorted({*jobs, *(name for name, used in of_removed.items() if used)})
+    views = (_tenant_view(name, jobs.get(name, ()), of_removed.get(name, 0.0)) for name in names)
+    return UsageView(since=since, until=now, tenants=tuple(view for view in views if tenant in (None, view.tenant)))
+
+
+def _tenant_view(name: str, jobs: Iterable[JobUsageView], removed: float) -> TenantUsageView:
+    jobs = tuple(jobs)
+    return TenantUsageView(
+        tenant=name,
+        slot_hours=sum(job.slot_hours for job in jobs) + removed,
+        removed_slot_hours=removed,
+        slots=sum(job.slots for job in jobs),
+        jobs=jobs,
+    )

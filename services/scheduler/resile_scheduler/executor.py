@@ -47,7 +47,7 @@ from resile_shared.messages.pool import PolicyEvent, PolicyRecord, TenantEvent, 
 from resile_shared.messages.usage import RemovedUsage
 from resile_shared.telemetry.traces import resumed, traced
 
-from .core.pool import number_of
+from .core.state.pool import number_of
 from .job_starts import JobStarts
 from .lease import Lease
 

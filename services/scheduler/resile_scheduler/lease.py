@@ -17,7 +17,7 @@ from contextlib import suppress
 from resile_shared.bus.buckets import Bucket, ConflictError, Entry
 from resile_shared.bus.subjects import LEASE_KEY
 from resile_shared.errors import ResileError
-from resile_shared.messages.lease import Lease as Record
+from resile_shared.messages.pool import Lease as Record
 
 logger = logging.getLogger(__name__)
 

@@ -33,7 +33,9 @@ from resile_shared.clock import SteadyClock
 from resile_shared.messages import instructions
 from resile_shared.messages.commands import (
     Accepted,
+    ExplainJobs,
     JobDelete,
+    JobExplanations,
     JobPause,
     JobPriority,
     JobResume,
@@ -48,7 +50,6 @@ from resile_shared.messages.commands import (
 from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.pool import PoolSettings
-from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.reports import Progress, Report, Switched
 from resile_shared.pool_settings import load_pool_settings
 from resile_shared.recent_events import InternalError

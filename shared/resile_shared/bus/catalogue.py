@@ -4,14 +4,14 @@ from collections.abc import Mapping
 
 from pydantic import BaseModel
 
-from ..messages import commands, hosts, queries
+from ..messages import commands, hosts
 from ..messages.deadletters import DeadLetter
 from ..messages.instructions import Instruction
 from ..messages.jobs import JobEvent
 from ..messages.logs import LogLines
 from ..messages.pool import PolicyEvent, TenantEvent
 from ..messages.reports import Report
-from ..messages.traces import Spans
+from ..messages.spans import Spans
 from .envelope import Malformed
 from .subjects import InvalidSubject, parse
 
@@ -28,7 +28,7 @@ COMMANDS: Mapping[str, type[BaseModel]] = {
     "tenant.set": commands.TenantSet,
     "tenant.delete": commands.TenantDelete,
 }
-QUERIES: Mapping[str, type[BaseModel]] = {"jobs.explain": queries.ExplainJobs}
+QUERIES: Mapping[str, type[BaseModel]] = {"jobs.explain": commands.ExplainJobs}
 HOST_EVENTS: Mapping[str, type[BaseModel]] = {
     "hello": hosts.HostHello,
     "goodbye": hosts.HostGoodbye,

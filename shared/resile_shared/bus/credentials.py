@@ -1,4 +1,4 @@
-"""What a service needs to connect to the bus: a file that only its owner can read."""
+"""What a service or a publisher needs to connect to the bus: a file that only its owner can read."""
 
 import os
 import secrets
@@ -8,6 +8,9 @@ from pydantic import ValidationError
 
 from ..errors import ResileError, UsageError
 from ..messages.message import Message
+
+PUBLISHER_COMMANDS = ("host.drain", "job.pause", "job.priority", "job.resume", "job.stop")
+"""What the account `publisher` may send (docs/events.md)."""
 
 
 class Credentials(Message):

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from ..errors import ResileError, UsageError
-from ..parent_death import dying_with_parent
+from ..processes import dying_with_parent
 from .credentials import Credentials, read_credentials, write_credentials, write_private
 from .roles import ROLES, permissions
 

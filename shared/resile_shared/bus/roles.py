@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from . import subjects
-from .publishing import PUBLISHER_COMMANDS
+from .credentials import PUBLISHER_COMMANDS
 from .subjects import (
     ALLOCATIONS,
     BUCKETS,

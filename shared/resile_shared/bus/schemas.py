@@ -8,10 +8,9 @@ from typing import Any
 import orjson
 from pydantic import BaseModel
 
-from ..messages.commands import CommandResponse
-from ..messages.queries import JobExplanations
+from ..messages.commands import CommandResponse, JobExplanations
 from .catalogue import COMMANDS, HOST_EVENTS, OTHERS, POOL_EVENTS, QUERIES
-from .publishing import PUBLISHER_COMMANDS
+from .credentials import PUBLISHER_COMMANDS
 
 FOLDER = Path("docs/schemas")
 _ADDRESSES = {

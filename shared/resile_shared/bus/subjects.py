@@ -16,9 +16,8 @@ from ..messages.allocations import Allocation
 from ..messages.curves import Curves
 from ..messages.hosts import HostRecord
 from ..messages.jobs import JobNumber, JobRecord
-from ..messages.lease import Lease
-from ..messages.pool import PolicyRecord, PoolSettings, TenantsRecord
-from ..messages.slots import JobSlots, PoolSlots
+from ..messages.pool import Lease, PolicyRecord, PoolSettings, TenantsRecord
+from ..messages.slot_history import JobSlots, PoolSlots
 from ..messages.usage import RemovedUsage
 from ..messages.webhooks import Webhook
 

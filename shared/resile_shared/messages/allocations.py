@@ -23,6 +23,16 @@ class Placement(Message):
         return f"{self.host}/{self.slot}"
 
 
+class Loss(Message):
+    """A loss of members that a job responds to: the survivors continue, or the job starts again."""
+
+    reason: Text = Field(description="what was lost, and why")
+    host: Id | None = Field(default=None, description="the first host that was lost; null: only workers were")
+    restart: Text = Field(
+        default="", description="from where the job starts again if no worker is left; empty: it does not"
+    )
+
+
 class Allocation(Message):
     """The membership that a job shall have. No placements: all its workers end.
 
@@ -60,6 +70,9 @@ class Allocation(Message):
         description="its workers run one script that knows nothing of Resile, as torchrun would start it",
     )
     reason: Text = ""
+    loss: Loss | None = Field(
+        default=None, exclude_if=lambda loss: loss is None, description="the loss that a recovery responds to"
+    )
 
     @property
     def has_addresses(self) -> bool:

@@ -1,4 +1,7 @@
-"""Requests that change something, and their answers. Subjects: ``resile.command.<entity>.<verb>``."""
+"""Requests and their replies.
+
+Commands change something: ``resile.command.<entity>.<verb>``. Queries do not: ``resile.query.<entity>.<verb>``.
+"""
 
 from typing import Annotated, Literal
 
@@ -119,3 +122,16 @@ ID_REUSED = Refused(code="conflict", reason="another request had the same id or 
 
 class CommandResponse(RootModel[Annotated[Accepted | Refused, Field(discriminator="kind")]]):
     """The answer to a command."""
+
+
+MAX_JOBS = 100_000
+
+
+class ExplainJobs(Message):
+    """``jobs.explain``: why does each job have what it has, or what is it waiting for? Replied to by the leader."""
+
+
+class JobExplanations(Message):
+    """The reasons of the newest decision, by job; a job that shares no slots now has none."""
+
+    reasons: dict[Id, Text] = Field(default_factory=dict, max_length=MAX_JOBS)

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import to_json
 
 from ..requirements import MAX_REQUIREMENT, MAX_REQUIREMENTS, parse_requirement
+from .allocations import Loss
 from .datasets import MAX_DATASETS, Dataset
 from .hosts import DeviceClass
 from .message import MAX_INTEGER, MAX_SLOTS, Count, Id, Key, Line, Message, Positive, SlotName, Text, Time
@@ -177,6 +178,11 @@ class HistoryItem(Message):
         default=None,
         exclude_if=lambda batch_size: batch_size is None,
         description="the global batch of the generation, if its allocation names one",
+    )
+    loss: Loss | None = Field(
+        default=None,
+        exclude_if=lambda loss: loss is None,
+        description="the loss of members that the change is the response to",
     )
 
 

@@ -1,10 +1,10 @@
-"""What all parts of a pool have to agree on: settings, which the registry stores, and the policy and tenants."""
+"""What all parts of a pool have to agree on: settings, the policy and tenants, and who leads."""
 
 from pydantic import Field
 
 from ..policies import MAX_QUOTA, MAX_WEIGHT, PolicyName
 from .jobs import MAX_COMMANDS, CommandId
-from .message import Count, Id, Message, Time, Version
+from .message import Count, Id, Message, Positive, Time, Version
 
 MIN_DETECTION_SECONDS = 1.0
 MAX_DETECTION_SECONDS = 3600.0
@@ -94,3 +94,15 @@ class TenantEvent(Message):
     time: Time
     tenant: Id
     share: TenantShare | None
+
+
+class Lease(Message):
+    """Held by the scheduler that decides. Taking it raises the epoch, by compare-and-set."""
+
+    epoch: Positive
+    holder: Id
+    counter: Count = Field(description="the holder raises it; unchanged for too long means that it is gone")
+    position: Count = Field(
+        default=0, description="sequence of the newest report whose effects are stored: the next leader goes on there"
+    )
+    is_released: bool = Field(default=False, description="the holder ended, and nobody has to wait for it")

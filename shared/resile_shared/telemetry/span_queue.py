@@ -17,7 +17,7 @@ from opentelemetry.trace import StatusCode, format_span_id, format_trace_id
 
 from ..bus.subjects import trace
 from ..messages.message import MAX_INTEGER
-from ..messages.traces import MAX_ATTRIBUTES, MAX_LINKS, MAX_SPAN_EVENTS, MAX_SPANS, Span, SpanEvent, Spans
+from ..messages.spans import MAX_ATTRIBUTES, MAX_LINKS, MAX_SPAN_EVENTS, MAX_SPANS, Span, SpanEvent, Spans
 
 if TYPE_CHECKING:
     from ..bus.client import Bus

@@ -130,7 +130,7 @@ def _a_submission_is_forgotten(job_commands: Any) -> None:
 
 
 def _a_slot_is_given_twice(module: Any) -> None:
-    if module.__name__.endswith("core.pool"):
+    if module.__name__.endswith("core.state.pool"):
 
         def free_slots(self: Any) -> module.SlotsByHost:
             return {name: sorted(h.slots) for name, h in self.hosts.items() if h.is_usable and h.is_heard}
@@ -233,7 +233,7 @@ WRONG: dict[str, Wrong] = {
         ("resile_scheduler.core.job_commands",), _a_submission_is_forgotten, "was accepted, and is lost", ("stop job",)
     ),
     "a slot is given twice": Wrong(
-        ("resile_scheduler.core.pool", "resile_learner.agent.core"),
+        ("resile_scheduler.core.state.pool", "resile_learner.agent.core"),
         _a_slot_is_given_twice,
         "host-./.: worker .* was started at .* lives",
         ("stop job",),

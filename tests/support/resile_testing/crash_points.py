@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from resile_shared.parent_death import dying_with_parent
+from resile_shared.processes import dying_with_parent
 
 from . import crashable
 from .crashable import Point

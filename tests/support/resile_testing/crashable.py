@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from nats.aio.msg import Msg
 
 from resile_shared.bus.connection import Connection
-from resile_shared.parent_death import dying_with_parent
+from resile_shared.processes import dying_with_parent
 from resile_shared.service import main
 
 

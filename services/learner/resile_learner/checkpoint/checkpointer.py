@@ -134,7 +134,7 @@ class Checkpointer:
         """Load the checkpoint that the members of this cold start agree on, waiting for a storage that fails.
 
         Returns False, with ``state`` unchanged, if they begin without one, because there is none that is whole. Raises
-        FencedError if a newer start of the job has begun.
+        LineageFencedError if a newer start of the job has begun.
         """
         if self._store is None:
             return False

@@ -14,7 +14,7 @@ def load_agreed(store: CheckpointStore, *, job: str, lineage: int, allocate: All
 
     Returns the decision, and the checkpoint; None if the decision is to begin without one. Then the tensors that
     ``allocate`` made, if it was called, hold no valid state. Raises DamagedError if the chosen checkpoint is damaged
-    here, FencedError if there is a newer lineage, StorageError when the storage fails.
+    here, LineageFencedError if there is a newer lineage, StorageError when the storage fails.
     """
     start, loaded = store.read_start(lineage), None
     if start is None:

@@ -37,7 +37,7 @@ class DamagedError(ResileError):
         self.reason = reason
 
 
-class FencedError(ResileError):
+class LineageFencedError(ResileError):
     """A newer cold start of the job uses the storage: what the members of this one store does not count any more."""
 
     def __init__(self, url: str, lineage: int, newer: int) -> None:
@@ -125,7 +125,7 @@ class CheckpointStore:
         """Write the manifest, once all parts are stored. Returns False if it exists already, with the same bits.
 
         Raises TakenError if there is one with other bits, DamagedError if the object there is not a manifest,
-        FencedError if there is a newer lineage.
+        LineageFencedError if there is a newer lineage.
         """
         name = manifest.checkpoint.name
         self._list_unfenced(manifest.lineage)
@@ -136,7 +136,7 @@ class CheckpointStore:
         return False
 
     def fence(self, lineage: int) -> None:
-        """End all lineages before ``lineage``. Raises FencedError if there is a newer one."""
+        """End all lineages before ``lineage``. Raises LineageFencedError if there is a newer one."""
         self._objects.create(fence_key(lineage), b"")
         self._list_unfenced(lineage)
 
@@ -212,7 +212,7 @@ class CheckpointStore:
         """Delete all but the newest ``keep`` complete checkpoints, and older incomplete ones; return what was deleted.
 
         The newest complete one is always kept, and so is anything newer. ``lineage`` is that of the caller: raises
-        FencedError, and deletes nothing, if there is a newer one, whose members may be loading any of these.
+        LineageFencedError, and deletes nothing, if there is a newer one, whose members may be loading any of these.
         """
         listing = self._list_unfenced(lineage)
         complete = self._complete(listing)
@@ -247,7 +247,7 @@ class CheckpointStore:
         listing = self._list()
         newest = max(listing.lineages, default=lineage)
         if newest > lineage:
-            raise FencedError(self._objects.url, lineage, newest)
+            raise LineageFencedError(self._objects.url, lineage, newest)
         return listing
 
     def _ancestry(self, listing: _Listing) -> list[CheckpointId]:

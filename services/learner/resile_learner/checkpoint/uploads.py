@@ -135,7 +135,10 @@ class Uploads:
 
 
 def carry_out(task: Task, store: CheckpointStore, *, job: str, keep: int) -> PartInfo | Manifest | None:
-    """Carry out one task of an `UploadQueue`; returns its result. Raises StorageError, DivergedError, FencedError."""
+    """Carry out one task of an `UploadQueue`, and return its result.
+
+    Raises StorageError, DivergedError and LineageFencedError.
+    """
     match task:
         case PutPart(upload, number):
             return store.put_part(upload.checkpoint.name, number, upload.snapshot.part(number))

@@ -30,7 +30,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 
-from resile_shared.descriptors import raise_descriptor_limit
+from resile_shared.processes import raise_descriptor_limit
 
 from ..messages import Message
 from .descendants import (

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Sequence
 from types import FrameType
 
-from resile_shared.parent_death import dying_with_parent
+from resile_shared.processes import dying_with_parent
 
 from .descendants import adopt_orphans, kill_all, signal_on_parent_death
 

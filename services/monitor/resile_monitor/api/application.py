@@ -13,24 +13,21 @@ from resile_shared.telemetry.traces import continued
 
 from .access import GUARDED, guarded
 from .datasets import DatasetViews
-from .downloads import Downloads
+from .downloads import Downloads, Models
 from .events import Events
 from .hosts import Hosts
 from .jobs import Jobs
 from .logs import Logs
-from .models import Models
 from .operations import routes_of
 from .packages import Packages
 from .page import Page
-from .policy import Policy
+from .policy import Policy, Tenants
 from .pool import Pool
 from .problems import Handler, ProblemError, problems
 from .requests import MAX_BODY_BYTES
 from .sessions import Sessions
-from .slots import Slots
-from .tenants import Tenants
 from .traces import TraceViews
-from .usage import Usage
+from .usage import Slots, Usage
 from .webhooks import Webhooks
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""What a job has in object storage: the code that was submitted, its final model, and what its workers wrote."""
+"""What a job has in object storage: the submitted code, its final model, what its workers wrote; all final models."""
 
 import asyncio
 import logging
@@ -9,15 +9,17 @@ from contextlib import suppress
 
 from aiohttp import web
 
+from resile_shared.http.api import ModelList
 from resile_shared.http.server import WRITE_SECONDS
 from resile_shared.messages.message import Message
 from resile_shared.storage.model_files import ModelFormat, key_of
 from resile_shared.storage.objects import MissingObjectError, ObjectChanged, ObjectSnapshot, ObjectStorage
 
+from ..views import models
 from .operations import Operation
 from .pool import Pool
 from .problems import ProblemError
-from .requests import read_query
+from .requests import answer, read_query
 
 logger = logging.getLogger(__name__)
 
@@ -133,3 +135,14 @@ async def _tar(storage: ObjectStorage, folder: str, keys: list[str]) -> AsyncIte
             yield piece
         yield bytes(-entry.size % tarfile.BLOCKSIZE)
     yield bytes(2 * tarfile.BLOCKSIZE)
+
+
+class Models:
+    """Lists the models that completed jobs have left; `Downloads` sends them."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    @Operation("get", "/v1/models", "The models of completed jobs", ModelList)
+    async def _list(self, _: web.Request) -> web.Response:
+        return answer(models(self._pool.projection.records()))

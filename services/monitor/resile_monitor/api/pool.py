@@ -38,20 +38,27 @@ from resile_shared.http.api import (
     TenantList,
     TenantView,
 )
-from resile_shared.messages.commands import Accepted, PoolPolicy, PoolSuspend, TenantDelete, TenantSet
+from resile_shared.messages.commands import (
+    Accepted,
+    ExplainJobs,
+    JobExplanations,
+    PoolPolicy,
+    PoolSuspend,
+    TenantDelete,
+    TenantSet,
+)
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord
 from resile_shared.messages.message import MAX_INTEGER
 from resile_shared.messages.pool import PolicyRecord, TenantShare
-from resile_shared.messages.queries import ExplainJobs, JobExplanations
 from resile_shared.messages.usage import RemovedUsage
 from resile_shared.storage.objects import ObjectStorage
 
 from ..changes import TracedItem
 from ..history.curve_store import CurveStore
 from ..history.slot_store import SlotStore
+from ..kept_traces import Traces
 from ..metrics import MonitorMetrics
 from ..projection import Projection
-from ..traces import Traces
 from ..views import curves_view
 from .problems import ProblemError
 

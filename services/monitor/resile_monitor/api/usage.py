@@ -1,4 +1,4 @@
-"""Handler for what jobs and tenants have used."""
+"""Handlers for what was used: by jobs and tenants in all, and the slots that jobs held over time."""
 
 import time
 
@@ -6,12 +6,13 @@ from aiohttp import web
 from pydantic import Field
 
 from resile_shared.http.api import UsageView
+from resile_shared.http.slot_history import SlotsView
 from resile_shared.messages.message import Id, Message, at
 from resile_shared.messages.usage import HOURS_KEPT
 
-from ..usage import usage_view
+from ..views import usage_view
 from .operations import Operation
-from .pool import Pool
+from .pool import Pool, bus_timeout
 from .requests import answer, read_query
 
 
@@ -39,3 +40,27 @@ class Usage:
         removed = await self._pool.removed_usage()
         records = self._pool.projection.records()
         return answer(usage_view(records, removed, tenant=query.tenant, hours=query.hours, now=at(time.time())))
+
+
+DAY_SECONDS = 86_400
+
+
+class SlotsQuery(Message):
+    """The parameters of ``GET /v1/slots``."""
+
+    seconds: int = Field(
+        default=DAY_SECONDS, ge=1, le=30 * DAY_SECONDS, description="how long before the newest event it begins"
+    )
+
+
+class Slots:
+    """The handler of ``/v1/slots``."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    @Operation("get", "/v1/slots", "Who held how many slots over time, thinned", SlotsView, query=SlotsQuery)
+    async def _view(self, request: web.Request) -> web.Response:
+        query = read_query(request, SlotsQuery)
+        async with bus_timeout("the monitor still reads the events that were stored before it started: try again"):
+            return answer(await self._pool.slots.view(seconds=query.seconds))

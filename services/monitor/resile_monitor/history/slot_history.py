@@ -9,11 +9,19 @@ from dataclasses import dataclass, field
 
 from pydantic import BaseModel
 
-from resile_shared.http.slots import JobStepsView, MarkView, SlotsView, StepsView
+from resile_shared.http.slot_history import JobStepsView, MarkView, SlotsView, StepsView
 from resile_shared.messages.hosts import HostDraining, HostEvent, HostJoined, HostLeft, HostLost
 from resile_shared.messages.jobs import JobEvent, JobRecord, JobState
 from resile_shared.messages.pool import PolicyEvent
-from resile_shared.messages.slots import MAX_JOB_MARKS, MAX_POOL_MARKS, MAX_PRESENT, JobSlots, Mark, MarkKind, PoolSlots
+from resile_shared.messages.slot_history import (
+    MAX_JOB_MARKS,
+    MAX_POOL_MARKS,
+    MAX_PRESENT,
+    JobSlots,
+    Mark,
+    MarkKind,
+    PoolSlots,
+)
 
 from .steps import FINEST_MS, Steps
 

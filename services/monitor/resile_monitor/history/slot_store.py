@@ -17,11 +17,11 @@ from resile_shared.bus.connection import StoreFailed
 from resile_shared.bus.envelope import Received
 from resile_shared.bus.subjects import EVENTS, JOB_SLOTS, JOBS, POOL_SLOTS, POOL_SLOTS_KEY
 from resile_shared.errors import MessageTooLarge
-from resile_shared.http.slots import SlotsView
+from resile_shared.http.slot_history import SlotsView
 from resile_shared.messages.hosts import HostEvent
 from resile_shared.messages.jobs import JobEvent
 from resile_shared.messages.pool import PolicyEvent
-from resile_shared.messages.slots import JobSlots, PoolSlots
+from resile_shared.messages.slot_history import JobSlots, PoolSlots
 
 from ..projection import Projection
 from .job_store import JobStore, Kept, store_regularly, write_newer

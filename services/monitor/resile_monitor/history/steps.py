@@ -9,8 +9,8 @@ slots together than the pool had.
 from bisect import bisect_right
 from dataclasses import dataclass, field
 
-from resile_shared.messages.slots import MAX_STEPS
-from resile_shared.messages.slots import Steps as StoredSteps
+from resile_shared.messages.slot_history import MAX_STEPS
+from resile_shared.messages.slot_history import Steps as StoredSteps
 
 FINEST_MS = 256
 NUM_INTERVALS = 256

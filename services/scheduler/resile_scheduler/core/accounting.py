@@ -13,13 +13,12 @@ from math import inf
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.pool import MAX_TENANTS
-from resile_shared.messages.usage import MAX_COUNTED, RemovedUsage
-from resile_shared.usage import add, hold, hour_of, used_since
+from resile_shared.messages.usage import MAX_COUNTED, RemovedUsage, add, hold, hour_of, used_since
 
 from ..policies.ranking import PATIENCE_SECONDS
 from .events import StoreUsage
-from .job import Job
-from .pool import Pool
+from .state.job import Job
+from .state.pool import Pool
 
 RECENT_SECONDS = 86400.0
 """What a tenant has used in the past this many seconds counts against it when tenants wait."""

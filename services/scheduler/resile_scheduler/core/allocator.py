@@ -22,16 +22,16 @@ import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from resile_shared.messages.allocations import Allocation, Placement
+from resile_shared.messages.allocations import Allocation, Loss, Placement
 from resile_shared.messages.hosts import HostState
 
 from ..policies.demand import Target
-from .job import Job
-from .lifecycle import Step
-from .pool import Pool
-from .slots import SlotId
-from .topology import neighbors
-from .worker import Phase, Worker
+from .state.job import Job
+from .state.lifecycle import Step
+from .state.pool import Pool
+from .state.slot_sets import SlotId
+from .state.topology import neighbors
+from .state.worker import Phase, Worker
 
 
 @dataclass(frozen=True)
@@ -196,7 +196,7 @@ class Allocator:
         draining = sorted(name for name in left & hosts.keys() if hosts[name].record.state is HostState.DRAINING)
         return ", ".join(f"{name} draining" for name in draining)
 
-    def recover(self, job: Job, survivors: Sequence[Worker], *, reason: str) -> None:
+    def recover(self, job: Job, survivors: Sequence[Worker], *, loss: Loss) -> None:
         """Let ``survivors`` continue without all others, from the round that they left unfinished."""
         going_on = {worker.number for worker in survivors}
         for worker in job.workers.values():
@@ -209,7 +209,7 @@ class Allocator:
         job.suspicions.clear()
         job.enter(Step.RECOVER)
         change = Change((), until=job.generations.active_until)
-        self._write(job, placements, is_recovery=True, reason=reason, change=change)
+        self._write(job, placements, is_recovery=True, reason=loss.reason, loss=loss, change=change)
         self.give_order(job)
 
     def cancel_start(self, job: Job, *, may_have_trained: bool) -> None:
@@ -255,7 +255,7 @@ class Allocator:
         job.enter(Step.SETTLE)
         if job.generations.is_settling:
             job.enter(Step.RECOVER if job.generations.is_recovering else Step.RESCALE)
-        job.note("allocation", order.reason, now=now, iteration=iteration)
+        job.note("allocation", order.reason, now=now, iteration=iteration, loss=order.loss)
         self._pool.changed(job)
 
     def give_order(self, job: Job) -> None:
@@ -300,6 +300,7 @@ class Allocator:
         reason: str,
         cold_start: bool = False,
         is_recovery: bool = False,
+        loss: Loss | None = None,
         change: Change = NO_CHANGE,
     ) -> None:
         """Write the next generation: ``placements``, with the iterations and the batch of ``change``."""
@@ -320,6 +321,7 @@ class Allocator:
                 batch_size=change.batch_size,
                 gang=job.is_gang,
                 reason=reason,
+                loss=loss,
             )
         )
         self._pool.changed(job)

@@ -1,9 +1,11 @@
 """Who gets which slots: `Scheduler.handle` takes events and returns commands.
 
-The state is in `pool.py` and `job.py`. Requests of users are handled in `job_commands.py`, host records and heartbeats
-in `host_events.py`, reports in `worker_reports.py`, time in `deadlines.py`. When one of them has changed something,
-`decisions.py` decides again. The commands follow from comparing the state with what was stored, and with what agents
-report: records first, then replies, then allocations.
+What is known is in `state/`. Requests of users are handled in `job_commands.py`, host records and heartbeats in
+`host_events.py`, reports in `worker_reports.py`. When one of them, or time, has changed something, the losses of jobs
+are answered (`losses/`), and then the slots are shared again (`slots/`). Neither knows the other: both write
+generations (`allocator.py`), end jobs (`job_ends.py`) and treat gangs by their own rules (`gangs.py`). The commands
+follow from comparing the state with what was stored, and with what agents report: records first, then replies, then
+allocations.
 """
 
 from collections.abc import Iterable, Mapping
@@ -16,12 +18,9 @@ from resile_shared.policies import PolicyName
 from resile_shared.recent_events import RecentEvents
 
 from ..policies.demand import Policy, RankedPolicy
-from ..policies.fairshare import fairshare
+from ..policies.ranked import fairshare
 from .accounting import Accounting
 from .allocator import Allocator
-from .deadlines import Deadlines
-from .decisions import Decisions, SlotCounts
-from .environment_requests import EnvironmentRequests
 from .events import (
     Command,
     Event,
@@ -40,19 +39,23 @@ from .events import (
     TenantChangeRequested,
     Tick,
 )
-from .fork_server_deaths import ForkServerDeaths
+from .gangs import Gangs
 from .host_events import HostEvents
 from .job_commands import Answer, JobCommands
+from .job_ends import JobEnds
+from .losses.deadlines import Deadlines
+from .losses.fork_server_deaths import ForkServerDeaths
+from .losses.probing import HostProber
+from .losses.recovery import Recovery
+from .losses.worker_ends import WorkerEnds
 from .observation_timer import ObservationTimer
 from .outgoing import Outgoing
-from .policy_choice import PolicyChoice
-from .pool import Pool
-from .probing import HostProber
-from .recovery import Recovery
+from .policy_choice import PolicyChoice, TenantShares
 from .retention import Limits, Retention
+from .slots.decisions import Cause, Decisions, SlotCounts
+from .slots.environment_requests import EnvironmentRequests
+from .state.pool import Pool
 from .takeover import Takeover
-from .tenant_shares import TenantShares
-from .worker_ends import WorkerEnds
 from .worker_reports import WorkerReports
 
 
@@ -80,18 +83,20 @@ class Scheduler:
         pool = self._pool = Pool()
         self._accounting = Accounting(pool)
         allocator = Allocator(pool, epoch=epoch, secret=secret)
-        recovery = self._recovery = Recovery(pool, allocator, detection_seconds=detection_seconds)
-        ends = WorkerEnds(pool, allocator, recovery)
+        ends = self._ends = JobEnds(pool, allocator)
+        gangs = Gangs(pool, allocator, ends, detection_seconds=detection_seconds)
+        self._recovery = Recovery(pool, allocator, ends, gangs, detection_seconds=detection_seconds)
+        worker_ends = WorkerEnds(pool, allocator, ends)
         self._retention = Retention(pool, limits)
-        self._job_commands = JobCommands(pool, allocator, self._retention)
+        self._job_commands = JobCommands(pool, allocator, ends, self._retention)
         self._prober = HostProber(pool, detection_seconds=detection_seconds)
-        environments = EnvironmentRequests(pool, recovery)
-        self._host_events = HostEvents(pool, allocator, ends, ForkServerDeaths(pool, recovery), environments)
-        self._worker_reports = WorkerReports(pool, allocator, self._job_commands, self._prober, ends)
-        self._deadlines = Deadlines(pool, recovery, ends, detection_seconds=detection_seconds)
+        environments = EnvironmentRequests(pool, ends)
+        self._host_events = HostEvents(pool, allocator, worker_ends, ForkServerDeaths(pool, ends), environments)
+        self._worker_reports = WorkerReports(pool, allocator, ends, worker_ends, self._job_commands, self._prober)
+        self._deadlines = Deadlines(pool, self._recovery, worker_ends, detection_seconds=detection_seconds)
         self._observing = ObservationTimer(pool)
         self._takeover = Takeover(pool, allocator, self._host_events, epoch=epoch)
-        self._decisions = Decisions(pool, allocator, recovery, environments, policy=policy)
+        self._decisions = Decisions(pool, allocator, ends, gangs, environments, policy=policy)
         self._policy_choice = PolicyChoice(
             self._decisions, policies, initial=chosen or PoolPolicy(), attained=self._accounting.recent
         )
@@ -117,7 +122,7 @@ class Scheduler:
 
     def _handle(self, event: Event, now: float) -> list[Command]:
         replies = self._apply(event, now)
-        self._decisions.decide(now=now)
+        self._decide(now)
         if isinstance(event, JobSubmitted):
             replies = [self._with_warning(reply) for reply in replies]
         jobs = self._pool.take_touched(_jobs_of(event))
@@ -138,6 +143,16 @@ class Scheduler:
             *self._retention.removals(is_counted=self._accounting.is_counted, now=now),
         ]
 
+    def _decide(self, now: float) -> None:
+        """Decide until nothing changes: a decision can free what the next one uses."""
+        self._decisions.check(now=now)
+        while self._pool.has_changed:
+            cause = Cause(*self._pool.take_change())
+            due = self._pool.take_due(self._decisions.restless)
+            for job in due:
+                self._recovery.answer(job, now=now)
+            self._decisions.decide(due, cause, now=now)
+
     def _with_warning(self, reply: Command) -> Command:
         match reply:
             case Reply(command, Accepted(job_id=str(job)) as answer) if warning := self._decisions.shortfall(job):
@@ -149,7 +164,7 @@ class Scheduler:
             return [Reply(event.command, self._answer(event, now))]
         match event:
             case JobNotStored(job, reason):
-                self._recovery.on_not_stored(self._pool.jobs[job], reason, now=now)
+                self._ends.on_not_stored(self._pool.jobs[job], reason, now=now)
             case JobRemoved(job):
                 self._retention.on_removed(job)
                 self._outgoing.forget(job)
@@ -169,7 +184,7 @@ class Scheduler:
                 if event.is_suspended:
                     self._decisions.suspend()
                 if event.fault is not None:
-                    self._recovery.on_fault(event.fault, now=now)
+                    self._ends.on_fault(event.fault, now=now)
             case _:
                 self._observe(event, now)
         return []

@@ -11,13 +11,15 @@
 """
 
 from collections.abc import Sequence
-from typing import Protocol
+
+from resile_shared.messages.allocations import Loss
 
 from ..policies.demand import Target
 from .allocator import Allocator
-from .job import Job
-from .pool import Pool
-from .worker import Phase, Worker
+from .job_ends import JobEnds
+from .state.job import Job
+from .state.pool import Pool
+from .state.worker import Phase, Worker
 
 MAX_RESTARTS = 3
 STEADY_SECONDS = 600.0
@@ -26,21 +28,14 @@ DETECTIONS = 2.0
 _HOW = "a gang cannot continue without all its workers; with --restartable it starts again"
 
 
-class Fail(Protocol):
-    """Ends a job with an error."""
-
-    def __call__(self, job: Job, reason: str, *, now: float) -> None:
-        """End ``job``."""
-
-
 class Gangs:
     """Ends gangs, and starts them again."""
 
-    def __init__(self, pool: Pool, allocator: Allocator, *, detection_seconds: float, fail: Fail) -> None:
+    def __init__(self, pool: Pool, allocator: Allocator, ends: JobEnds, *, detection_seconds: float) -> None:
         self._pool = pool
         self._allocator = allocator
+        self._ends = ends
         self._seconds = DETECTIONS * detection_seconds
-        self._fail = fail
 
     def answer(self, job: Job, lost: Sequence[Worker], *, since: float, now: float) -> None:
         """Decide what becomes of a gang that has ``lost`` workers, the first of them ``since``."""
@@ -51,20 +46,21 @@ class Gangs:
         outside = [worker for worker in in_turn if not worker.may_be_at_fault]
         cause = (outside or in_turn)[0]
         if not outside and job.record.spec.restartable and (failure := self._count(job, cause, now=now)):
-            self._fail(job, failure, now=now)
+            self._ends.fail(job, failure, now=now)
         else:
-            self.end(job, cause.reason, now=now)
+            host = cause.slot.host if cause.is_host_lost else None
+            self.end(job, Loss(reason=cause.reason, host=host), now=now)
 
-    def end(self, job: Job, reason: str, *, now: float) -> None:
+    def end(self, job: Job, loss: Loss, *, now: float) -> None:
         """End all workers of a gang; it starts again if it may."""
         if not job.record.spec.restartable:
-            self._fail(job, f"{reason}: {_HOW}", now=now)
+            self._ends.fail(job, f"{loss.reason}: {_HOW}", now=now)
             return
         if _was_steady(job, now=now):
             job.start_backoff.forget()
         else:
             job.start_backoff.end(job.iteration, now=now)
-        self._release(job, f"{reason}: all its workers start again", now=now)
+        self._release(job, f"{loss.reason}: all its workers start again", now=now, loss=loss)
 
     def approach(self, job: Job, target: Target, *, is_suspended: bool, now: float) -> None:
         """Give up the slots of a gang that has started, if it should have none.
@@ -77,12 +73,12 @@ class Gangs:
         if job.record.spec.restartable and not (target.workers and is_usable):
             self._release(job, target.reason if not target.workers else "one of its hosts takes no workers", now=now)
         elif is_suspended and not target.workers:
-            self._fail(job, f"the pool is stopping: {_HOW}", now=now)
+            self._ends.fail(job, f"the pool is stopping: {_HOW}", now=now)
 
-    def _release(self, job: Job, reason: str, *, now: float) -> None:
+    def _release(self, job: Job, reason: str, *, now: float, loss: Loss | None = None) -> None:
         self._allocator.abandon(job, reason)
         job.release_slots()
-        job.note(job.record.state.value, reason, now=now)
+        job.note(job.record.state.value, reason, now=now, loss=loss)
         self._pool.changed(job, f"{job.id} {job.record.state.value}")
 
     def _count(self, job: Job, cause: Worker, *, now: float) -> str:

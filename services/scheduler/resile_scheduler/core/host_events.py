@@ -17,13 +17,13 @@ from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Worke
 from resile_shared.version import VERSION
 
 from .allocator import Allocator
-from .environment_requests import EnvironmentRequests
-from .fork_server_deaths import ForkServerDeaths
-from .job import Job
-from .pool import Host, Pool
-from .slots import SlotId
-from .worker import Phase, Worker
-from .worker_ends import WorkerEnds
+from .losses.fork_server_deaths import ForkServerDeaths
+from .losses.worker_ends import WorkerEnds
+from .slots.environment_requests import EnvironmentRequests
+from .state.job import Job
+from .state.pool import Host, Pool
+from .state.slot_sets import SlotId
+from .state.worker import Phase, Worker
 
 _PHASES = {
     "starting": Phase.STARTING,
@@ -73,7 +73,7 @@ class HostEvents:
                 job.backoff.forget(record.host)
         how = record.state.value if is_gone else "lost"
         for job, worker in held:
-            self._lose(job, worker, f"{record.host} {how}", now)
+            self._lose_with_host(job, worker, how, now)
         self._check_unreconciled(now)
 
     def drop_orphans(self, job: Job, *, now: float) -> None:
@@ -83,7 +83,7 @@ class HostEvents:
         for worker in list(job.workers.values()):
             host = self._pool.hosts.get(worker.slot.host)
             if host is None or host.record.incarnation != worker.incarnation or not host.is_alive:
-                self._lose(job, worker, f"{worker.slot.host} lost", now)
+                self._lose_with_host(job, worker, "lost", now)
 
     def on_heartbeat(self, beat: Heartbeat, *, now: float) -> None:
         """Compare what a host runs with what is known of it."""
@@ -131,6 +131,10 @@ class HostEvents:
         holder = self._pool.holders.get(SlotId(name, int(number)))
         is_held = holder is not None and holder[0] == job.id and job.workers[holder[1]].phase < Phase.GONE
         return is_held or not host.is_heard
+
+    def _lose_with_host(self, job: Job, worker: Worker, how: str, now: float) -> None:
+        worker.lose_host()
+        self._lose(job, worker, f"{worker.slot.host} {how}", now)
 
     def _lose(self, job: Job, worker: Worker, reason: str, now: float) -> None:
         self._ends.on_gone(job, worker, WorkerExit(kind="abandoned", message=reason), now=now)

@@ -17,10 +17,11 @@ from resile_shared.messages.message import at, timestamp
 
 from .allocator import Allocator
 from .events import JobChangeRequested, JobSubmitted
-from .job import Job
-from .lifecycle import Step
-from .pool import Pool
+from .job_ends import JobEnds
 from .retention import Retention
+from .state.job import Job
+from .state.lifecycle import Step
+from .state.pool import Pool
 
 Answer = Accepted | Refused
 
@@ -28,10 +29,11 @@ Answer = Accepted | Refused
 class JobCommands:
     """Handles commands, and returns the answers."""
 
-    def __init__(self, pool: Pool, allocator: Allocator, retention: Retention) -> None:
+    def __init__(self, pool: Pool, allocator: Allocator, ends: JobEnds, retention: Retention) -> None:
         self._pool = pool
         self._retention = retention
         self._allocator = allocator
+        self._ends = ends
 
     def submit(self, event: JobSubmitted, *, now: float) -> Answer:
         """Accept a job."""
@@ -79,7 +81,7 @@ class JobCommands:
             case JobPriority(priority=priority):
                 self._change_priority(job, priority, now)
             case JobStop(reason=reason):
-                self._stop(job, reason, now)
+                self._ends.stop(job, reason or "requested", now=now)
             case JobPause():
                 self._pause(job, now)
             case JobResume():
@@ -111,12 +113,6 @@ class JobCommands:
         job.update(priority=priority)
         job.note("priority", f"{change} from {before} to {priority}", now=now)
         self._pool.changed(job, f"priority of {job.id} {change}")
-
-    def _stop(self, job: Job, reason: str, now: float) -> None:
-        self._allocator.abandon(job, "stopped")
-        job.enter(Step.STOP)
-        job.note("stopped", reason or "requested", now=now)
-        self._pool.changed(job, f"{job.id} stopped")
 
     def _pause(self, job: Job, now: float) -> None:
         """Pause a job that does not train at once; one that trains saves a checkpoint first."""

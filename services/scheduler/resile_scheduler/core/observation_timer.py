@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from math import inf
 
 from .accounting import attained
-from .job import Job
-from .observations import OBSERVE_SECONDS
-from .pool import Pool
+from .state.job import Job
+from .state.observations import OBSERVE_SECONDS
+from .state.pool import Pool
 
 GROWTH_SECONDS = 5.0
 """The least number of seconds between two decisions because jobs have measured more workers than ever."""

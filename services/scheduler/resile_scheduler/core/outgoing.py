@@ -6,11 +6,11 @@ from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.jobs import Intent, JobRecord
 
-from .environment_requests import EnvironmentRequests
 from .events import AssignJobs, Event, PauseWorkers, StateRestored, StopWorkers, StoreJob, WriteAllocation
-from .job import Job
-from .pool import Host, Pool
-from .worker import Worker
+from .slots.environment_requests import EnvironmentRequests
+from .state.job import Job
+from .state.pool import Host, Pool
+from .state.worker import Worker
 
 PAUSE_AGAIN_SECONDS = 5.0
 

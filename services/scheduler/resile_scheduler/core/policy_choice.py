@@ -1,19 +1,20 @@
-"""Which policy the operators of the pool have chosen. It is stored, so that every later scheduler keeps it."""
+"""What operators have chosen: the policy, and what tenants get of the slots. Every later scheduler keeps both."""
 
 from collections.abc import Mapping
 
-from resile_shared.messages.commands import Accepted, PoolPolicy, Refused
+from resile_shared.messages.commands import Accepted, PoolPolicy, Refused, TenantDelete, TenantSet
 from resile_shared.messages.jobs import MAX_COMMANDS
 from resile_shared.messages.message import at
-from resile_shared.messages.pool import PolicyRecord, TenantShare
+from resile_shared.messages.pool import MAX_TENANTS, PolicyRecord, TenantShare, TenantsRecord
 from resile_shared.policies import PolicyName
 
 from ..policies.demand import RankedPolicy
 from ..policies.preemption import without_preemption
 from ..policies.rooms import within_rooms
 from ..policies.tenants import by_tenant
-from .decisions import Decisions
-from .events import PolicyChangeRequested, StorePolicy
+from .events import PolicyChangeRequested, StorePolicy, StoreTenants, TenantChangeRequested
+from .slots.decisions import Decisions
+from .state.pool import Pool
 
 
 class PolicyChoice:
@@ -86,3 +87,76 @@ class PolicyChoice:
         if not self._record.preemption:
             chosen = without_preemption(chosen, ranking=policy.ranking)
         self._decisions.change_policy(chosen, cause)
+
+
+class TenantShares:
+    """The weights and quotas of tenants. Quotas that exceed the slots of the pool are refused when they are set."""
+
+    def __init__(self, pool: Pool, policy_choice: PolicyChoice) -> None:
+        self._pool = pool
+        self._policy_choice = policy_choice
+        self._record = self._stored = TenantsRecord()
+
+    def restore(self, stored: TenantsRecord | None) -> None:
+        """Take over what is stored."""
+        if stored is not None:
+            self._record = self._stored = stored
+            self._policy_choice.use_shares(stored.tenants, "")
+
+    def change(self, event: TenantChangeRequested, *, now: float) -> Accepted | Refused:
+        """Change a tenant, unless this request did so before."""
+        if event.command in self._record.applied_commands:
+            return Accepted()
+        before = self._record.tenants.get(event.request.tenant_id)
+        share: TenantShare | None = None
+        match event.request:
+            case TenantSet() as request:
+                share = _changed(before or TenantShare(), request)
+                if reason := self._reason_to_refuse(request, share):
+                    return Refused(code="invalid", reason=reason)
+            case TenantDelete(tenant_id=tenant):
+                if before is None:
+                    reason = f"tenant {tenant} is not configured: `resile tenant list` lists those that are"
+                    return Refused(code="unknown", reason=reason)
+        if share != before:
+            self._store(event.request.tenant_id, share, now=now)
+        newest = (*self._record.applied_commands, event.command)[-MAX_COMMANDS:]
+        self._record = self._record.model_copy(update={"applied_commands": newest})
+        return Accepted()
+
+    def take_changes(self) -> list[StoreTenants]:
+        """Return the changes that are not stored yet; each is returned once."""
+        if self._record is self._stored:
+            return []
+        self._stored = self._record
+        return [StoreTenants(self._record)]
+
+    def _reason_to_refuse(self, request: TenantSet, share: TenantShare) -> str:
+        tenants = self._record.tenants
+        before = tenants.get(request.tenant_id)
+        if before is None and len(tenants) >= MAX_TENANTS:
+            return f"{MAX_TENANTS} tenants are configured already: delete one first (`resile tenant delete`)"
+        others = sum(other.quota for tenant, other in tenants.items() if tenant != request.tenant_id)
+        num_slots = sum(len(host.slots) for host in self._pool.hosts.values() if host.is_usable)
+        if share.quota > (before.quota if before else 0) and others + share.quota > num_slots:
+            taken = f", of which other tenants have quotas for {others}" if others else ""
+            return (
+                f"a quota of {share.quota} exceeds the pool: it has {num_slots} slots{taken}; choose a smaller quota, "
+                "or a weight"
+            )
+        return ""
+
+    def _store(self, tenant: str, share: TenantShare | None, *, now: float) -> None:
+        tenants = {name: other for name, other in self._record.tenants.items() if name != tenant}
+        if share is not None:
+            tenants[tenant] = share
+        changes = {"tenants": tenants, "number": self._record.number + 1, "changed": at(now), "tenant": tenant}
+        self._record = self._record.model_copy(update=changes)
+        self._policy_choice.use_shares(tenants, f"tenant {tenant} {'changed' if share else 'deleted'}")
+
+
+def _changed(before: TenantShare, request: TenantSet) -> TenantShare:
+    return TenantShare(
+        weight=before.weight if request.weight is None else request.weight,
+        quota=before.quota if request.quota is None else request.quota,
+    )

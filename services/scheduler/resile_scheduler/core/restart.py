@@ -17,7 +17,6 @@ from resile_shared.messages.reports import Report
 from resile_shared.messages.usage import RemovedUsage
 
 from .core import Scheduler
-from .decisions import SlotCounts
 from .events import (
     Command,
     Event,
@@ -33,7 +32,8 @@ from .events import (
     StoreUsage,
     WriteAllocation,
 )
-from .pool import number_of
+from .slots.decisions import SlotCounts
+from .state.pool import number_of
 
 MAX_REASON = 300
 """The most characters of an error that go into the history of its job."""

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from resile_shared.messages.message import at
 
 from .events import RemoveJob
-from .job import Job
-from .pool import Pool
+from .state.job import Job
+from .state.pool import Pool
 
 DAY_SECONDS = 86400.0
 MAX_LEAVING = 100

@@ -7,11 +7,11 @@ from resile_shared.messages.message import at
 from .allocator import Allocator
 from .events import StateRestored
 from .host_events import HostEvents
-from .job import Job
-from .lifecycle import Step
-from .pool import Pool
-from .slots import SlotId
-from .worker import Phase, Worker
+from .state.job import Job
+from .state.lifecycle import Step
+from .state.pool import Pool
+from .state.slot_sets import SlotId
+from .state.worker import Phase, Worker
 
 _SINCE = ("waiting_since", "holding_since")
 """The fields of a record that say since when a job has been waiting or holding slots."""

@@ -18,25 +18,33 @@ from resile_shared.messages.reports import (
 )
 
 from .allocator import Allocator
-from .job import Job
 from .job_commands import JobCommands
-from .pool import Pool
-from .probing import HostProber
-from .worker import Phase, Worker
-from .worker_ends import WorkerEnds
+from .job_ends import JobEnds
+from .losses.probing import HostProber
+from .losses.worker_ends import WorkerEnds
+from .state.job import Job
+from .state.pool import Pool
+from .state.worker import Phase, Worker
 
 
 class WorkerReports:
     """Handles the reports of workers."""
 
     def __init__(
-        self, pool: Pool, allocator: Allocator, job_commands: JobCommands, prober: HostProber, ends: WorkerEnds
+        self,
+        pool: Pool,
+        allocator: Allocator,
+        job_ends: JobEnds,
+        worker_ends: WorkerEnds,
+        job_commands: JobCommands,
+        prober: HostProber,
     ) -> None:
         self._pool = pool
         self._allocator = allocator
         self._job_commands = job_commands
         self._prober = prober
-        self._ends = ends
+        self._job_ends = job_ends
+        self._worker_ends = worker_ends
 
     def handle(self, report: Report, *, now: float) -> None:
         """Handle a report about a job or by a worker."""
@@ -75,7 +83,7 @@ class WorkerReports:
             case Failed(message=message, details=details) as failed:
                 kind: Literal["abandoned", "failed"] = "abandoned" if failed.is_state_lost else "failed"
                 how = WorkerExit(kind=kind, message=message, details=details, is_refusal=failed.is_refusal)
-                self._ends.on_failed(job, worker, how, now=now)
+                self._worker_ends.on_failed(job, worker, how, now=now)
 
     def _on_ready(self, job: Job, worker: Worker, ready: Ready, now: float) -> None:
         """Handle that a script has reached its training call, which must agree with those of the other workers."""
@@ -89,7 +97,7 @@ class WorkerReports:
                 f"it disagrees with {others} on {difference}: the script must make the same training call in every "
                 "worker"
             )
-            self._ends.on_failed(job, worker, WorkerExit(kind="failed", message=text), now=now)
+            self._worker_ends.on_failed(job, worker, WorkerExit(kind="failed", message=text), now=now)
 
     def _on_checkpoint(self, job: Job, checkpoint: CheckpointSaved, now: float) -> None:
         known = job.record.checkpoint
@@ -120,9 +128,9 @@ class WorkerReports:
         job.update(completed=completed)
         self._pool.changed(job, f"{job.id} completed", by=job.id)
         if is_late:
-            self._ends.complete(job, now=now)
+            self._job_ends.complete(job, now=now)
         else:
-            self._ends.check_members(job, now=now)
+            self._worker_ends.check_members(job, now=now)
 
 
 def _difference(one: Ready, other: Ready) -> str:

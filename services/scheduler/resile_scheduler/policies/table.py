@@ -4,10 +4,8 @@ from resile_shared.policies import PolicyName
 
 from .demand import RankedPolicy
 from .elastic_batch import elastic_batch
-from .fairshare import fairshare
-from .fifo import fifo
 from .goodput import goodput
-from .priority import priority
+from .ranked import fairshare, fifo, priority
 from .ranking import by_priority, by_submission, in_turn
 
 POLICIES: dict[PolicyName, RankedPolicy] = {

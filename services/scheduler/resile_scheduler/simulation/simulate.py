@@ -19,7 +19,7 @@ from ..core.events import JobChangeRequested, StateRestored, TenantChangeRequest
 from ..core.retention import Limits
 from ..policies.table import POLICIES
 from .outcome import Outcome, Recorder
-from .pool import SimulatedPool
+from .simulated_pool import SimulatedPool
 from .workers import Delays
 from .workload import HostChange, Submission, UserRequest, Workload
 

@@ -1,0 +1,1 @@
+"""How jobs continue when workers end, are silent or come too late: `recovery.py` decides."""
