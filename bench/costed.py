@@ -24,7 +24,7 @@ import resile.training
 from resile.training import ElasticLoop
 from resile_learner.collectives.link import Link
 from resile_learner.collectives.poller import LinkPoller
-from resile_learner.collectives.round import LinkExchange
+from resile_learner.collectives.round import LinkRounds
 from resile_learner.collectives.segments import Segment
 from resile_learner.collectives.spec import Tag
 from resile_learner.collectives.state_transfer import StateTransfer
@@ -80,7 +80,7 @@ class Costs:
         """Count what a worker does beside its computation."""
         self._before(Link, "send", self._frame)
         self._before(Link, "send_urgent", self._frame)
-        self._before(LinkExchange, "begin", lambda *_: self.add("rounds"))
+        self._before(LinkRounds, "begin", lambda *_: self.add("rounds"))
         self._before(Segment, "__init__", self._memory)
         self._before(StateTransfer, "send", self._state)
         self._before(WorkerControl, "report", self._report)

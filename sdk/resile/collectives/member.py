@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from resile_learner.collectives.device.exchange import ExchangeRound
+from resile_learner.collectives.exchange import ExchangeRound
 from resile_learner.collectives.poller import LinkPoller
 from resile_learner.collectives.spec import Abandoned, RoundSpec, Tag
 from resile_learner.collectives.tree import Interval

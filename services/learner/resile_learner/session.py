@@ -14,9 +14,9 @@ from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.reports import BatchStep
 
 from .changes import ChangeRecorder
-from .collectives.device.exchange import DeviceExchange, ExchangeRound
+from .collectives.exchange import Exchange, ExchangeRound
 from .collectives.poller import LinkPoller
-from .collectives.round import LinkExchange
+from .collectives.round import LinkRounds
 from .collectives.spec import Abandoned, RoundSpec, Tag
 from .hints import hint_about_gradients
 from .lone_launch import check_not_started_several_times
@@ -203,7 +203,7 @@ class SoloSession:
         self.prepared: PreparedLoop | None = None
         self.changes = ChangeRecorder()
         poller = LinkPoller()
-        self._exchange = DeviceExchange(poller, LinkExchange(poller, worker=0))
+        self._exchange = Exchange(poller, LinkRounds(poller, worker=0))
         self._joined = False
         self._has_completed = False
 

@@ -18,9 +18,9 @@ MAX_DIRECT_BYTES = 1 << 18
 
 MIN_SHARED_BYTES = 512 << 10
 """The smallest bucket that is folded by group; sockets are as fast for smaller ones."""
-NUM_SLOTS = 2
+NUM_STAGE_BUFFERS = 2
 """Number of stages that a segment holds at a time."""
-SLOT_BYTES = 5 << 20
+STAGE_BYTES = 5 << 20
 """Bytes that a segment keeps for the pieces of one stage, and again for its results.
 
 With up to 8 workers, a bucket of 4 MiB is one stage: each stage costs every pair of workers four frames and wake-ups.
@@ -45,7 +45,7 @@ class Sharing(NamedTuple):
     groups: tuple[Ranks, ...] = ()
     """All ranks, divided into groups whose members all share memory. Empty: every rank exchanges with every other."""
     min_bytes: int = MIN_SHARED_BYTES
-    slot_bytes: int = SLOT_BYTES
+    stage_bytes: int = STAGE_BYTES
     owners: Ranks = ()
     """The ranks that own the blocks of cut buckets, in equal shares. Empty: all ranks own blocks."""
     racks: tuple[Ranks, ...] = ()
@@ -54,7 +54,7 @@ class Sharing(NamedTuple):
     @property
     def stage_blocks(self) -> int:
         """The maximum number of blocks in a stage."""
-        return max(1, self.slot_bytes // ROUND_PAYLOAD_BYTES)
+        return max(1, self.stage_bytes // ROUND_PAYLOAD_BYTES)
 
     @property
     def segment_bytes(self) -> int:
@@ -64,7 +64,7 @@ class Sharing(NamedTuple):
     @property
     def results_offset(self) -> int:
         """The offset in bytes of a segment's second half, which is for results."""
-        return NUM_SLOTS * self.stage_blocks * ROUND_PAYLOAD_BYTES
+        return NUM_STAGE_BUFFERS * self.stage_blocks * ROUND_PAYLOAD_BYTES
 
     def group_of(self, rank: int) -> Ranks:
         """The group of ``rank``."""
@@ -212,7 +212,7 @@ class Transfer(NamedTuple):
     """The second half of the frame's header."""
     num_bytes: int = 0
     """Size of the frame's payload in bytes."""
-    turn: int = -1
+    sum_index: int = -1
     """For pieces whose sum comes back: the number of such frames before this one between the two ranks. Else -1."""
 
 
@@ -224,7 +224,7 @@ class Route:
     """PIECES and STAGED frames to the other member."""
     pieces_in: list[Transfer] = field(default_factory=list)
     sums_out: list[Transfer] = field(default_factory=list)
-    """SUM frames to the other member: one for each of ``pieces_in`` that has a turn, in the same order."""
+    """SUM frames to the other member: one for each of ``pieces_in`` that has a ``sum_index``, in the same order."""
     sums_in: list[Transfer] = field(default_factory=list)
     folded_in: list[Transfer] = field(default_factory=list)
     """FOLDED frames from the other member, in their own order: a head may wait longer for others' sums than its own."""
