@@ -35,7 +35,7 @@ from resile_learner.session import current_session
 from resile_learner.state.run import RunState
 from resile_learner.worker.control import WorkerControl
 from resile_learner.worker.peers import PeerConnections
-from resile_learner.worker.session import WorkerSession
+from resile_learner.worker.worker_session import WorkerSession
 
 MUTANTS = ("message", "disk", "copy")
 PROFILED = range(34, 42)

@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from resile_learner.collectives import exchange as exchange_module
 from resile_learner.collectives.device import communicators
+from resile_learner.collectives.device.bucket_plan import plan_bucket
 from resile_learner.collectives.device.carriers import DeviceStuck
 from resile_learner.collectives.device.communicator import Condition
 from resile_learner.collectives.device.communicators import VARIABLE, exchange_device
-from resile_learner.collectives.device.plan import plan_bucket
+from resile_learner.collectives.device.peer_store import Board
 from resile_learner.collectives.device.process_group import DeviceGroup as Group
 from resile_learner.collectives.device.process_group import Operand
-from resile_learner.collectives.device.store import Board
 from resile_learner.collectives.exchange import Exchange
 from resile_learner.collectives.spec import Abandoned, Repeated, RoundSpec, Tag
 from resile_learner.collectives.tree import pieces, ranges

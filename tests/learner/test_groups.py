@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resile_learner.collectives.blocks import NOT_SHARED, WINDOW, Block, Shape, Sharing, Transfer
+from resile_learner.collectives.blocks import NOT_SHARED, WINDOW, Block, Shape, Sharing, Transfer, grown_groups
 from resile_learner.collectives.layout import layout
-from resile_learner.collectives.memory_agreement import _grown
 from resile_learner.collectives.spec import Abandoned, RoundSpec, Tag
 from resile_learner.collectives.tree import Interval, fold_values, folding, pieces, ranges
 
@@ -383,8 +382,8 @@ def test_groups_only_grow_and_all_in_one_share_memory(rounds: list[list[set[int]
     groups: tuple[tuple[int, ...], ...] = ()
     for news in rounds:
         mapped = [before | new for before, new in zip(mapped, news, strict=True)]
-        older, groups = groups, _grown(groups, mapped)
+        older, groups = groups, grown_groups(groups, mapped)
         assert all(any(set(group) <= set(other) for other in groups) for group in older)
         assert all(two in mapped[one] for group in groups for one in group for two in group if one != two)
         assert not groups or sorted(rank for group in groups for rank in group) == list(range(6))
-        assert groups == _grown(groups, mapped)
+        assert groups == grown_groups(groups, mapped)

@@ -2,12 +2,12 @@
 
 import pytest
 
-from resile.local.output import Output
+from resile.local.narrator import LowestRankOutput
 
 
 def shown(*steps: tuple[int, str] | int) -> list[str]:
     """What is shown where workers print lines, and where another one becomes the lowest rank."""
-    output, found = Output(), []
+    output, found = LowestRankOutput(), []
     leader = None
     for step in steps:
         if isinstance(step, int):

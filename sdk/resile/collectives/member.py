@@ -22,15 +22,13 @@ from resile_learner.state.memory import StateError
 from resile_learner.state.run import RunState
 from resile_learner.worker.control import Withdrawn
 from resile_learner.worker.control_thread import ControlThread
-from resile_learner.worker.session import WorkerSession
+from resile_learner.worker.worker_session import WorkerSession
 from resile_shared.errors import UsageError
 
-from .call_header import CallHeader
+from .calls import Aborted, CallHeader, CallsDiffer, MemberLost, MemberTimeout, Removed, RendezvousLost, Watchdog
 from .contributions import Contributions
 from .enrollment import Enrolled, Enrollment, Reenrollment
-from .group_errors import Aborted, CallsDiffer, MemberLost, MemberTimeout, Removed, RendezvousLost
 from .messages import GroupEnded, LeaveRequested
-from .watchdog import Watchdog
 
 PROGRESS_SECONDS = 0.1
 IDLE_SECONDS = 0.001

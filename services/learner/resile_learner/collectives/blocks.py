@@ -1,12 +1,12 @@
 """What is moved in a round: blocks of buckets, stages of a group, and the frames with them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
-from .frames import ROUND_PAYLOAD_BYTES, Kind, encode_content
+from .frames import ROUND_PAYLOAD_BYTES, Kind, WorkerGroups, encode_content
 
 WINDOW = 4
 """A member sends another the pieces of at most this many blocks ahead of their sums: it bounds the scratch memory."""
@@ -28,6 +28,7 @@ With up to 8 workers, a bucket of 4 MiB is one stage: each stage costs every pai
 
 
 Ranks = tuple[int, ...]
+Groups = tuple[Ranks, ...]
 
 
 class Edge(NamedTuple):
@@ -42,7 +43,7 @@ class Edge(NamedTuple):
 class Sharing(NamedTuple):
     """How large buckets are exchanged: which ranks share memory, which are in one rack, and which own blocks."""
 
-    groups: tuple[Ranks, ...] = ()
+    groups: Groups = ()
     """All ranks, divided into groups whose members all share memory. Empty: every rank exchanges with every other."""
     min_bytes: int = MIN_SHARED_BYTES
     stage_bytes: int = STAGE_BYTES
@@ -94,6 +95,47 @@ class Sharing(NamedTuple):
             yield from (Edge(self.head(other, owner), owner, other) for other in racks if other != rack)
         elif rank == head:
             yield Edge(head, owner, rack)
+
+    @property
+    def path(self) -> str:
+        """Human-readable description of how sums travel."""
+        if not self.groups:
+            return "over TCP"
+        sizes = [len(group) for group in self.groups]
+        size = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+        steps = []
+        if len(sizes) == 1:
+            steps.append("shared memory")
+        elif max(sizes) > 1:
+            steps.append(f"shared memory within {len(sizes)} groups of {size} workers")
+            steps.append("one fold per group over TCP")
+        if self.racks:
+            steps.append(f"one fold per rack over TCP ({len(self.racks)} racks)")
+        limit = f"for buckets of {self.min_bytes / 1024:.4g} KiB and more, TCP for smaller ones"
+        return f"{' and '.join(steps)} {limit}"
+
+
+def groups_among(members: Sequence[int], groups: WorkerGroups) -> Groups:
+    """The ranks of ``members``, by group; empty if there are only single ranks."""
+    group_of = {worker: group for group in groups for worker in group}
+    among = {
+        tuple(rank for rank, other in enumerate(members) if other in group_of.get(worker, (worker,)))
+        for worker in members
+    }
+    return tuple(sorted(among)) if len(among) < len(members) else ()
+
+
+def grown_groups(groups: Groups, mapped: Sequence[frozenset[int]]) -> Groups:
+    """Join groups all of whose ranks have mapped each other's segments; empty if there are only single ranks."""
+    grown: list[tuple[int, ...]] = []
+    for group in groups or [(rank,) for rank in range(len(mapped))]:
+        for number, other in enumerate(grown):
+            if all(one in mapped[two] and two in mapped[one] for one in group for two in other):
+                grown[number] = tuple(sorted(other + group))
+                break
+        else:
+            grown.append(group)
+    return tuple(grown) if len(grown) < len(mapped) else ()
 
 
 @lru_cache(maxsize=16)

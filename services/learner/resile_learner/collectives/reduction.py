@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from .blocks import NOT_SHARED, NUM_STAGE_BUFFERS, Block, Shape, Sharing, Stage
+from .bucket_memory import Array, Bucket, Scratch
 from .layout import layout
-from .memory import Array, Bucket, Scratch
 from .segments import Segment
 from .spec import RoundSpec
 from .tree import Folding

@@ -25,9 +25,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from .bucket_memory import Scratch
 from .frames import MAX_HEADER_BYTES, Kind, Malformed, encode, encode_abort, encode_tag
 from .link import BrokenLink, DrainSink, Link
-from .memory import Scratch
 from .memory_agreement import MemoryAgreement
 from .peer import RoundPeer
 from .poller import LinkPoller

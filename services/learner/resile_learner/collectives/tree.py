@@ -111,7 +111,7 @@ class Step(NamedTuple):
 
 
 class Folding(NamedTuple):
-    """The pieces that a rank has of a block, and how it adds them up."""
+    """The pieces that a rank has of a block, how it adds them up, and which subtrees that leaves."""
 
     counts: tuple[int, ...]
     """Number of pieces that come from each rank."""

@@ -22,9 +22,9 @@ from ...streams import SideStream, has_streams
 from ..poller import LinkPoller
 from ..round import LinkRound
 from ..spec import RoundSpec
+from .bucket_plan import plan_bucket
 from .communicator import Communicator, Condition
 from .communicators import OPERATION_SECONDS
-from .plan import plan_bucket
 from .process_group import DeviceGroup
 from .summing import Rows, sum_bucket
 

@@ -13,8 +13,8 @@ from torch._C._distributed_c10d import Store
 
 from ...streams import SideStream
 from .communicator import Communicator, Condition, Task
+from .peer_store import Board, PeerStore
 from .process_group import DeviceGroup, GlooGroup, NcclGroup
-from .store import Board, PeerStore
 
 FORMING_SECONDS = 60.0
 OPERATION_SECONDS = 600.0

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .plan import BucketPlan
+from .bucket_plan import BucketPlan
 from .process_group import DeviceGroup
 
 
