@@ -24,7 +24,7 @@ import resile.training
 from resile.training import ElasticLoop
 from resile_learner.collectives.link import Link
 from resile_learner.collectives.poller import LinkPoller
-from resile_learner.collectives.round import LinkExchange
+from resile_learner.collectives.round import LinkRounds
 from resile_learner.collectives.segments import Segment
 from resile_learner.collectives.spec import Tag
 from resile_learner.collectives.state_transfer import StateTransfer
@@ -35,7 +35,7 @@ from resile_learner.session import current_session
 from resile_learner.state.run import RunState
 from resile_learner.worker.control import WorkerControl
 from resile_learner.worker.peers import PeerConnections
-from resile_learner.worker.session import WorkerSession
+from resile_learner.worker.worker_session import WorkerSession
 
 MUTANTS = ("message", "disk", "copy")
 PROFILED = range(34, 42)
@@ -80,7 +80,7 @@ class Costs:
         """Count what a worker does beside its computation."""
         self._before(Link, "send", self._frame)
         self._before(Link, "send_urgent", self._frame)
-        self._before(LinkExchange, "begin", lambda *_: self.add("rounds"))
+        self._before(LinkRounds, "begin", lambda *_: self.add("rounds"))
         self._before(Segment, "__init__", self._memory)
         self._before(StateTransfer, "send", self._state)
         self._before(WorkerControl, "report", self._report)

@@ -44,7 +44,7 @@ from resile_learner.collectives.departure import LeaveAcknowledgement
 from resile_learner.collectives.memory_agreement import MemoryAgreement
 from resile_learner.collectives.poller import LinkPoller
 from resile_learner.collectives.reduction import SharedMemory
-from resile_learner.collectives.round import LinkExchange
+from resile_learner.collectives.round import LinkRounds
 from resile_learner.collectives.spec import RoundSpec, Tag
 from resile_learner.collectives.state_transfer import StateTransfer
 from resile_learner.collectives.status import NO_RACK, NOWHERE, find_host, rack_of
@@ -274,11 +274,11 @@ def measure(rank: int, num_workers: int, pipe: Connection, store: str, settings:
         here = here._replace(kernel=here.network)  # else two namespaces are two containers of one host
     rack = rack_of([str(settings.racks[settings.host_of(rank, num_workers)])]) if settings.racks else NO_RACK
     agreement = MemoryAgreement(rank, host=here if settings.shares_memory else NOWHERE, rack=rack, report=print)
-    exchanges = [LinkExchange(poller, rank, agreement)]
+    exchanges = [LinkRounds(poller, rank, agreement)]
     if settings.hosts:
         others = {"evenly": EvenlyDivided, "by host": MemoryAgreement}
         other = others[settings.other](rank, host=here) if settings.other else None
-        exchanges.append(LinkExchange(poller_of(connect(rank, addresses, pipe)), rank, other))
+        exchanges.append(LinkRounds(poller_of(connect(rank, addresses, pipe)), rank, other))
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=num_workers)
     tags = (Tag(1, number) for number in itertools.count())
     peer = pccl_peer.Peer(settings.pccl_master, num_workers) if settings.pccl_master else None
@@ -340,7 +340,7 @@ def alternate(actions: tuple[Callable[[], object], ...], seconds: float) -> tupl
 
 
 def reduce_by_all(
-    exchanges: Sequence[LinkExchange],
+    exchanges: Sequence[LinkRounds],
     tags: Iterator[Tag],
     num_workers: int,
     size_mb: float,
@@ -358,7 +358,7 @@ def reduce_by_all(
     held = tuple(pieces(num_workers, leaf) for leaf in ranges(num_workers, num_workers))
     members = tuple(range(num_workers))
 
-    def by(exchange: LinkExchange) -> None:
+    def by(exchange: LinkRounds) -> None:
         spec = RoundSpec(next(tags), members, held, num_workers, [[bucket] for bucket in buckets], buckets)
         open_round = exchange.begin(spec)
         for bucket in range(len(buckets)):

@@ -6,7 +6,7 @@ import errno
 import os
 import secrets
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,8 +16,6 @@ from pydantic import BaseModel, ValidationError
 
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.http import api
-
-from .server_sent import read_events
 
 PATIENCE_SECONDS = 60.0  # longer than one silent read
 _PAUSE_SECONDS = 0.5
@@ -33,6 +31,44 @@ LISTING_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=1
 """The timeout of a request for which the pool may list millions of files."""
 
 V = TypeVar("V", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class ServerSent:
+    """One event: its data, and the id of this one or the last that had one. No data: only the id is new."""
+
+    id: str
+    data: str
+
+
+async def read_events(pieces: AsyncIterable[bytes]) -> AsyncIterator[ServerSent]:
+    """Turn an answer, in pieces of any size, into server-sent events, as the HTML standard (section 9.2) has them.
+
+    One that is cut off is dropped.
+    """
+    name, is_news = "", False
+    data: list[str] = []
+    async for line in _lines(pieces):
+        field, _, value = line.partition(":")
+        value = value.removeprefix(" ")
+        if field == "id":
+            name, is_news = value, True
+        elif field == "data":
+            data.append(value)
+        elif not field and not value and (data or is_news):
+            yield ServerSent(name, "\n".join(data))
+            data, is_news = [], False
+
+
+async def _lines(pieces: AsyncIterable[bytes]) -> AsyncIterator[str]:
+    """Yield lines of any length without their ends; aiohttp itself fails on long ones."""
+    rest: list[bytes] = []
+    async for piece in pieces:
+        first, *others = piece.split(b"\n")
+        rest.append(first)
+        for other in others:
+            yield b"".join(rest).rstrip(b"\r").decode(errors="replace")
+            rest = [other]
 
 
 @dataclass(frozen=True)

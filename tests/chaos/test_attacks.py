@@ -5,8 +5,8 @@ from itertools import islice
 
 import pytest
 
+from resile.chaos.attack_plan import MAX_CONCURRENT, PlannedAttack, planned_attacks
 from resile.chaos.attacks import MENU, AttackKind, Target, TargetKind, check, parse
-from resile.chaos.plan import MAX_CONCURRENT, PlannedAttack, planned_attacks
 from resile_shared.errors import UsageError
 
 

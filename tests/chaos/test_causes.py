@@ -9,7 +9,7 @@ import pytest
 from resile.chaos.attacks import Attack, AttackKind, Target, TargetKind
 from resile.chaos.causes import is_effect, report_effects
 from resile.chaos.observation import Observations
-from resile.chaos.recovery import InjectedAttack
+from resile.chaos.recovery_watch import InjectedAttack
 from resile.client import AsyncClient
 from resile_shared.http.api import ChangeKind, ChangeView, NewAttack, TraceSpan, TraceView
 from resile_shared.messages.jobs import HistoryItem, JobEvent

@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from resile.chaos.evidence import keep_evidence
 from resile.chaos.members import read_commits
 from resile.chaos.observation import Observations
-from resile.chaos.report import document
+from resile.chaos.report import document, keep_evidence
 from resile.chaos.verdict import CampaignRecord
 from resile_shared.http.api import JobView
 from resile_shared.messages.jobs import JobEvent

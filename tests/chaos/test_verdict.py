@@ -12,12 +12,19 @@ from torch import nn
 from resile.chaos.attacks import Attack, AttackKind, Target, TargetKind
 from resile.chaos.members import Saved
 from resile.chaos.observation import Commit, Observations
-from resile.chaos.recovery import InjectedAttack, PartRecovery, checkpoint_recovery_time, job_recovery_time
+from resile.chaos.recovery_watch import InjectedAttack, PartRecovery, checkpoint_recovery_time, job_recovery_time
 from resile.chaos.report import percentile, recovery_times, skipped
-from resile.chaos.slots import slots_with_two_workers
-from resile.chaos.stored_model import stored_sha256
-from resile.chaos.verdict import CampaignRecord, Outcome, Skipped, faults, oversubscribed, stands_still
-from resile.pool.workers import RunningWorker
+from resile.chaos.verdict import (
+    CampaignRecord,
+    Outcome,
+    Skipped,
+    faults,
+    oversubscribed,
+    slots_with_two_workers,
+    stands_still,
+    stored_sha256,
+)
+from resile.pool.worker_processes import RunningWorker
 from resile_learner.training.digest import params_sha256
 from resile_shared.http.api import JobView
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState

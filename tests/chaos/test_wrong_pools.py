@@ -14,9 +14,9 @@ import pytest
 from resile.chaos.attacks import Attack, AttackKind, Target, TargetKind
 from resile.chaos.members import Saved
 from resile.chaos.observation import Observations
-from resile.chaos.recovery import InjectedAttack, PartRecovery
+from resile.chaos.recovery_watch import InjectedAttack, PartRecovery
 from resile.chaos.verdict import CampaignRecord, Outcome, faults, oversubscribed
-from resile.pool.workers import RunningWorker
+from resile.pool.worker_processes import RunningWorker
 
 from .test_members import FIRST, restarted, trained
 from .test_members import faults as member_faults

@@ -13,7 +13,7 @@ from resile_learner.collectives.frames import Kind, encode
 from resile_learner.collectives.spec import Abandoned, Tag
 from resile_learner.messages import Member
 from resile_learner.worker import links
-from resile_learner.worker.generations import Credentials
+from resile_learner.worker.links import Credentials
 from tests.learner.link_group import Group, make_work, start
 from tests.learner.test_strangers import OPENING, Victim
 

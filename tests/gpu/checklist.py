@@ -16,8 +16,8 @@ from pathlib import Path
 
 import torch
 
-from resile_learner.collectives.device.plan import plan_bucket
-from resile_learner.collectives.device.selection import VARIABLE
+from resile_learner.collectives.device.bucket_plan import plan_bucket
+from resile_learner.collectives.device.communicators import VARIABLE
 from resile_learner.collectives.device.summing import fold_rows
 from resile_learner.collectives.tree import Interval, fold_values, pieces, ranges
 

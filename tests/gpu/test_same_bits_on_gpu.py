@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from resile_learner.agent.devices import detect_devices, host_devices
+from resile_learner.agent.host_devices import detect_devices, host_devices
 from resile_learner.processes.client import ForkServerClient
 from resile_learner.training.determinism import Reproducibility, deterministic
 

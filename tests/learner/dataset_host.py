@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from resile_learner.datasets.cache import CachedDataset
-from resile_learner.datasets.datasets import Datasets
+from resile_learner.datasets.host_datasets import HostDatasets
 from resile_shared.messages.datasets import Dataset
 from resile_shared.storage.dataset_sources import list_source
 
@@ -16,7 +16,7 @@ class Host:
         self.sources = folder / "sources"
         self.folder = folder / "cache"
         self.lines: list[str] = []
-        self.cache = Datasets(self.folder, storage=(folder / "pool").as_uri(), **options)
+        self.cache = HostDatasets(self.folder, storage=(folder / "pool").as_uri(), **options)
 
     def source(self, name: str = "few", **files: str) -> Dataset:
         """Write files, and register them."""

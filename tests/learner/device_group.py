@@ -7,14 +7,14 @@ import torch
 
 from resile_learner.collectives.device.communicator import Condition
 from resile_learner.collectives.device.communicators import Communicators
-from resile_learner.collectives.device.exchange import DeviceExchange, ExchangeRound, Key
+from resile_learner.collectives.exchange import Exchange, ExchangeRound, Key
 from resile_learner.collectives.memory_agreement import MemoryAgreement
 from resile_learner.collectives.spec import RoundSpec
 
 from .link_group import PATIENCE_SECONDS, Group, Node
 
 
-class FormedExchange(DeviceExchange):
+class FormedExchange(Exchange):
     """An exchange whose members need no round to agree on their communicators."""
 
     def __init__(self, node: "DeviceNode", group: "DeviceGroup") -> None:

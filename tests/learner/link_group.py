@@ -17,7 +17,7 @@ from resile_learner.collectives.departure import LeaveAcknowledgement
 from resile_learner.collectives.memory_agreement import MemoryAgreement
 from resile_learner.collectives.poller import LinkPoller
 from resile_learner.collectives.reduction import SharedMemory
-from resile_learner.collectives.round import LinkExchange, LinkRound
+from resile_learner.collectives.round import LinkRound, LinkRounds
 from resile_learner.collectives.segments import Segment, create_segment, map_segment
 from resile_learner.collectives.spec import Abandoned, RoundSpec, Tag
 from resile_learner.collectives.state_transfer import StateTransfer
@@ -42,9 +42,9 @@ PAIRS: dict[str, Pair] = {"tcp": tcp_pair, "unix": socket.socketpair}
 class SharedFromTheStart:
     """The segments of the workers on ``hosts``, of which each maps its host's others from the first round on.
 
-    Their slots are small, so that a round uses them many times. ``later`` are the hosts of rounds with an odd number:
-    workers that map the others' segments late, so that groups grow. ``racks`` has the number of the rack of each
-    worker, or nothing, for rounds with an even and with an odd number; a host is in that of its first worker.
+    Their stages are small, so that a round uses each buffer many times. ``later`` are the hosts of rounds with an odd
+    number: workers that map the others' segments late, so that groups grow. ``racks`` has the number of each worker's
+    rack, or nothing, for rounds with an even and with an odd number; a host is in that of its first worker.
     """
 
     def __init__(
@@ -53,11 +53,11 @@ class SharedFromTheStart:
         later: Sequence[Collection[int]] | None = None,
         *,
         min_bytes: int = 1,
-        slot_bytes: int = 1,
+        stage_bytes: int = 1,
         owners: tuple[int, ...] = (),
         racks: tuple[Sequence[int], Sequence[int]] = ((), ()),
     ) -> None:
-        self._sharing = Sharing(min_bytes=min_bytes, slot_bytes=slot_bytes, owners=owners)
+        self._sharing = Sharing(min_bytes=min_bytes, stage_bytes=stage_bytes, owners=owners)
         self._hosts = hosts, hosts if later is None else later
         self._racks = racks
         self._lock = threading.Lock()
@@ -124,7 +124,7 @@ class Node:
     def __init__(self, worker: int, agreement: MemoryAgreement | None = None) -> None:
         self.poller = LinkPoller()
         self.agreement = agreement
-        self.exchange = LinkExchange(self.poller, worker, agreement)
+        self.exchange = LinkRounds(self.poller, worker, agreement)
         self.transfer = StateTransfer(self.poller, worker)
         self.leave = LeaveAcknowledgement(self.poller)
 

@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import Tensor
 
-from resile_learner.collectives.device.exchange import ExchangeRound
+from resile_learner.collectives.exchange import ExchangeRound
 from resile_learner.collectives.spec import Abandoned, RoundSpec
 from resile_learner.messages import Ready
 from resile_learner.session import SoloSession

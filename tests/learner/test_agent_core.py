@@ -9,7 +9,6 @@ from pydantic import ValidationError
 from resile_learner.agent.core import (
     ANNOUNCE_SECONDS,
     LISTED_SECONDS,
-    PROGRESS_SECONDS,
     AgentCore,
 )
 from resile_learner.agent.events import (
@@ -29,6 +28,7 @@ from resile_learner.agent.events import (
     WatchAllocation,
     WorkerExited,
 )
+from resile_learner.agent.report_filter import PROGRESS_SECONDS
 from resile_learner.messages import (
     CheckpointSaved,
     Completed,

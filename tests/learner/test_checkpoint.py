@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from obstore import exceptions as foreign
 from torch import nn
 
+from resile_learner.checkpoint.final_model import UnsupportedModelError, save_model
 from resile_learner.checkpoint.manifest import (
     CheckpointId,
     DivergedError,
@@ -27,7 +28,6 @@ from resile_learner.checkpoint.manifest import (
     outdated,
     part_key,
 )
-from resile_learner.checkpoint.model import UnsupportedModelError, save_model
 from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.checkpoint.store import CheckpointStore, DamagedError, Loaded, TakenError
 from resile_learner.state.flat import Allocate, allocate, flatten, unflatten

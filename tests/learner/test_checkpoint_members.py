@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from resile_learner.checkpoint.checkpoint_header import NOTHING, CheckpointHeader, PauseProgress
 from resile_learner.checkpoint.checkpointer import Checkpointer, StorageGone
-from resile_learner.checkpoint.header import NOTHING, CheckpointHeader, PauseProgress
 from resile_learner.checkpoint.manifest import CheckpointId, DivergedError
 from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.checkpoint.store import CheckpointStore

@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from resile_learner.checkpoint import checkpointer as module
+from resile_learner.checkpoint.checkpoint_header import NOTHING, CheckpointHeader, StoredPart
 from resile_learner.checkpoint.checkpointer import Checkpointer, StorageGone
-from resile_learner.checkpoint.header import NOTHING, CheckpointHeader, StoredPart
 from resile_learner.checkpoint.manifest import PartInfo
 from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.checkpoint.upload_queue import PutPart, UploadQueue, Wait, WriteManifest

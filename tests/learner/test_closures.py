@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from resile.training import ElasticLoop, seed
-from resile_learner.collectives.device.exchange import ExchangeRound
+from resile_learner.collectives.exchange import ExchangeRound
 from resile_learner.collectives.spec import Abandoned, RoundSpec
 from resile_learner.messages import Ready
 from resile_learner.session import SoloSession, enter_session

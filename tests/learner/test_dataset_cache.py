@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from resile_learner.agent import datasets as job_module
-from resile_learner.agent.datasets import JobDatasets
-from resile_learner.datasets import datasets as module
+from resile_learner.agent import job_datasets as job_module
+from resile_learner.agent.job_datasets import JobDatasets
 from resile_learner.datasets import download as dataset_download
+from resile_learner.datasets import host_datasets as module
 from resile_learner.datasets.cache import DataFailed
 from resile_learner.preparation import lock_folder
 from resile_shared.storage import dataset_sources

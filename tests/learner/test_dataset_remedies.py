@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from resile.local.settings import RunSettings
-from resile_learner.agent.datasets import JobDatasets
+from resile_learner.agent.job_datasets import JobDatasets
 from resile_learner.datasets.cache import DataFailed
-from resile_learner.datasets.datasets import Datasets
+from resile_learner.datasets.host_datasets import HostDatasets
 from resile_shared.errors import UsageError
 from resile_shared.messages.datasets import Dataset
 from resile_shared.storage.dataset_sources import list_source
@@ -26,7 +26,7 @@ async def test_a_source_that_has_changed_is_added_again_where_it_was_registered(
 ) -> None:
     dataset = registered(tmp_path / "few")
     (tmp_path / "few" / "two").touch()
-    cache = Datasets(tmp_path / "cache", storage="" if is_local else (tmp_path / "pool").as_uri())
+    cache = HostDatasets(tmp_path / "cache", storage="" if is_local else (tmp_path / "pool").as_uri())
     command = f"`resile dataset add few {dataset.uri}{' --local' if is_local else ''}`"
     with pytest.raises(DataFailed, match=f"use the new files with {command}$"):
         await cache.get(dataset, print)
@@ -40,7 +40,7 @@ async def test_data_other_than_that_of_the_job_is_added_again_where_it_was_regis
     storage = tmp_path / "job"
     storage.mkdir()
     (storage / "data.json").write_text('{"few": "another"}')
-    jobs = JobDatasets(Datasets(tmp_path / "cache", storage="" if is_local else (tmp_path / "pool").as_uri()))
+    jobs = JobDatasets(HostDatasets(tmp_path / "cache", storage="" if is_local else (tmp_path / "pool").as_uri()))
     remedy = "URI --local`, and run the script again" if is_local else "URI`, and submit the job again"
     with pytest.raises(DataFailed, match=f"`resile dataset add few {remedy}"):
         await jobs.get("job-1", 1, [dataset], storage=storage.as_uri(), on_line=print)
@@ -52,7 +52,7 @@ async def test_a_path_that_cannot_be_mounted_is_named_with_the_reason(tmp_path: 
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "train.py").touch()
     mount = str(tmp_path / name)
-    jobs = JobDatasets(Datasets(tmp_path / "cache", storage=""))
+    jobs = JobDatasets(HostDatasets(tmp_path / "cache", storage=""))
     with pytest.raises(DataFailed, match=f"{mount} cannot be used on this host: {reason}") as caught:
         await jobs.get("job-1", 1, (), storage="", mounts=[mount], on_line=print)
     assert caught.value.is_hosts_fault == (name == "loop"), "a name is too long on every host"
@@ -66,4 +66,4 @@ async def test_a_cache_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     dataset = registered(tmp_path / "few")
     (tmp_path / "cache").touch()
     with pytest.raises(DataFailed, match=f"cannot be fetched: {tmp_path}{os.sep}cache: File exists"):
-        await Datasets(tmp_path / "cache", storage="").get(dataset, print)
+        await HostDatasets(tmp_path / "cache", storage="").get(dataset, print)

@@ -12,11 +12,11 @@ import pytest
 from pydantic import ValidationError
 
 from resile.chaos.s3_server import S3Server
-from resile_learner.agent.datasets import JobDatasets
-from resile_learner.datasets import datasets as module
+from resile_learner.agent.job_datasets import JobDatasets
 from resile_learner.datasets import download as dataset_download
+from resile_learner.datasets import host_datasets as module
 from resile_learner.datasets.cache import SPARE_BYTES, DataFailed
-from resile_learner.datasets.datasets import Datasets
+from resile_learner.datasets.host_datasets import HostDatasets
 from resile_shared.messages.datasets import Dataset
 from resile_shared.storage.dataset_sources import Listing, SourceUnusable, list_source, source_uri
 from resile_shared.storage.objects import ObjectStorage, ObjectVersion, StorageError
@@ -132,7 +132,7 @@ async def test_a_source_that_changes_while_it_is_fetched_is_not_kept(
 
 async def test_two_processes_fetch_the_same_data_once(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = host.source()
-    other = Datasets(host.folder, storage="")
+    other = HostDatasets(host.folder, storage="")
     lines: list[str] = []
     found = await asyncio.gather(host.get(dataset), other.get(dataset, lines.append))
     assert found[0].path == found[1].path
@@ -141,7 +141,7 @@ async def test_two_processes_fetch_the_same_data_once(host: Host, monkeypatch: p
 
 FETCH = """
 import asyncio, os, pathlib, signal, sys
-from resile_learner.datasets.datasets import Datasets
+from resile_learner.datasets.host_datasets import HostDatasets
 from resile_shared.messages.datasets import Dataset
 from resile_shared.storage.objects import ObjectStorage
 def killed(*_):
@@ -149,7 +149,7 @@ def killed(*_):
 read = ObjectStorage.read_range
 ObjectStorage.read_range = lambda self, key, *range: read(self, key, *range) if key == "below/two.txt" else killed()
 dataset = Dataset.model_validate_json(sys.argv[2])
-asyncio.run(Datasets(pathlib.Path(sys.argv[1]), storage="").get(dataset, print))
+asyncio.run(HostDatasets(pathlib.Path(sys.argv[1]), storage="").get(dataset, print))
 """
 
 

@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from resile.training import ElasticLoader, ElasticLoop, seed
-from resile_learner.lone_launch import StartedSeveralTimes, check_not_started_several_times
+from resile_learner.lone_training import StartedSeveralTimes, check_not_started_several_times
 from resile_learner.session import View
 from resile_learner.state.facts import MembersDiffer, check_members_agree
 from resile_learner.training.digest import dataset_digest

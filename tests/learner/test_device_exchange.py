@@ -13,14 +13,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resile_learner.collectives.device import communicators, exchange
+from resile_learner.collectives import exchange as exchange_module
+from resile_learner.collectives.device import communicators
+from resile_learner.collectives.device.bucket_plan import plan_bucket
+from resile_learner.collectives.device.carriers import DeviceStuck
 from resile_learner.collectives.device.communicator import Condition
-from resile_learner.collectives.device.exchange import DeviceExchange, DeviceStuck
-from resile_learner.collectives.device.plan import plan_bucket
+from resile_learner.collectives.device.communicators import VARIABLE, exchange_device
+from resile_learner.collectives.device.peer_store import Board
 from resile_learner.collectives.device.process_group import DeviceGroup as Group
 from resile_learner.collectives.device.process_group import Operand
-from resile_learner.collectives.device.selection import VARIABLE, exchange_device
-from resile_learner.collectives.device.store import Board
+from resile_learner.collectives.exchange import Exchange
 from resile_learner.collectives.spec import Abandoned, Repeated, RoundSpec, Tag
 from resile_learner.collectives.tree import pieces, ranges
 from resile_learner.streams import SideStream
@@ -47,9 +49,9 @@ class Watched:
     def has_released_memory(self) -> bool:
         return self.group.has_released_memory
 
-    def exchange(self, sends: Sequence[Operand], receives: Sequence[Operand]) -> None:
+    def send_receive(self, sends: Sequence[Operand], receives: Sequence[Operand]) -> None:
         self._begin()
-        self.group.exchange(sends, receives)
+        self.group.send_receive(sends, receives)
 
     def gather(self, whole: torch.Tensor, own: torch.Tensor) -> None:
         self._begin()
@@ -261,7 +263,7 @@ def test_gradients_that_leave_the_device_late_are_sent_when_they_are_there(
     make_group, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over TCP and through the host's memory, where a hook does not wait for the device either."""
-    monkeypatch.setattr(exchange, "CPU", torch.device("meta"))
+    monkeypatch.setattr(exchange_module, "CPU", torch.device("meta"))
     monkeypatch.setattr(SideStream, "copy", lambda stream, targets, sources: LateCopy(targets, sources))
     group = make_group(3)
     exchanges = [_plain_exchange(node) for node in group.nodes]
@@ -405,11 +407,11 @@ def _settled_counts() -> tuple[int, int]:
     return last
 
 
-def _plain_exchange(node: Any) -> DeviceExchange:
-    return DeviceExchange(node.poller, node.exchange._exchange, node.communicators, node.reports.append)
+def _plain_exchange(node: Any) -> Exchange:
+    return Exchange(node.poller, node.exchange._links, node.communicators, node.reports.append)
 
 
-def _check(exchanges: Sequence[DeviceExchange], *, number: int) -> list[str]:
+def _check(exchanges: Sequence[Exchange], *, number: int) -> list[str]:
     """One round over all, in generation 1; return their paths."""
     members = list(range(len(exchanges)))
     work = make_work(5, [70_000], seed=number)

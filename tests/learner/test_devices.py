@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from resile_learner import devices
-from resile_learner.agent.devices import TorchDevices, detect_devices, host_devices, inheritable
+from resile_learner.agent.host_devices import TorchDevices, detect_devices, host_devices, inheritable
 from resile_learner.agent.settings import LearnerSettings, parse_labels
 from resile_learner.probe import probe_digest
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings

@@ -11,8 +11,8 @@ import pytest
 
 from resile_learner import environments as module
 from resile_learner.agent.environment_builds import EnvironmentBuilds
-from resile_learner.agent.environments import JobEnvironments
-from resile_learner.agent.workers import WorkerContext
+from resile_learner.agent.host_workers import WorkerContext
+from resile_learner.agent.job_environments import JobEnvironments
 from resile_learner.environments import Environments
 from resile_shared.messages.hosts import EnvironmentReport
 from resile_testing.waiting import until

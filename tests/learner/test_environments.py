@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from resile_learner import environments as module
-from resile_learner.agent.environments import JobEnvironments
+from resile_learner.agent.job_environments import JobEnvironments
 from resile_learner.environments import Environment, EnvironmentFailed, Environments, in_use
 from resile_testing.waiting import PATIENCE_SECONDS, block_until, until
 

@@ -10,7 +10,7 @@ from resile_learner.messages import WorkerConfig
 from resile_learner.processes.exits import classify
 from resile_learner.session import StateLost
 from resile_learner.worker.failure import raised, stalled
-from resile_learner.worker.stalls import Stall
+from resile_learner.worker.failure_detection import Stall
 from resile_shared.errors import UsageError
 
 CONFIG = WorkerConfig(job="job-1", worker=3, script=__file__, directory="/", storage="file:///none")

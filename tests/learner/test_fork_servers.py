@@ -12,8 +12,8 @@ import pytest_asyncio
 
 from resile_learner.messages import WorkerConfig
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
+from resile_learner.processes.fork_protocol import TemplateContent, TemplateExited, TemplateLoaded
 from resile_learner.processes.fork_servers import KEEP_IDLE, ForkServers, ForkServersClosed
-from resile_learner.processes.protocol import TemplateContent, TemplateExited, TemplateLoaded
 from resile_testing.waiting import PATIENCE_SECONDS, until
 
 from .template_modules import write_modules

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from resile_learner.collectives.poller import LinkPoller
-from resile_learner.collectives.round import LinkExchange
+from resile_learner.collectives.round import LinkRounds
 from resile_learner.collectives.spec import RoundSpec, Tag
 from resile_learner.collectives.tree import Interval, children, ranges
 from resile_learner.training.gradients import Gradients
@@ -50,7 +50,7 @@ def run_round(model: nn.Module, batches: list[torch.Tensor]) -> list[torch.Tenso
     held = Interval(0, len(batches))
     plan = gradients.begin(len(batches), held)
     spec = RoundSpec(Tag(1, 0), (0,), (plan.pieces,), len(batches), gradients.partials(plan), gradients.sums())
-    round_ = LinkExchange(LinkPoller(), worker=0).begin(spec)
+    round_ = LinkRounds(LinkPoller(), worker=0).begin(spec)
     for leaf, batch in enumerate(batches):
         gradients.clear()
         if leaf == held.hi - 1:

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from resile_learner.collectives.blocks import NOT_SHARED, WINDOW, Block, Shape, Sharing, Transfer
-from resile_learner.collectives.folding import folding
+from resile_learner.collectives.blocks import NOT_SHARED, WINDOW, Block, Shape, Sharing, Transfer, grown_groups
 from resile_learner.collectives.layout import layout
-from resile_learner.collectives.memory_agreement import _grown
 from resile_learner.collectives.spec import Abandoned, RoundSpec, Tag
-from resile_learner.collectives.tree import Interval, fold_values, pieces, ranges
+from resile_learner.collectives.tree import Interval, fold_values, folding, pieces, ranges
 
 from .link_group import AgreedMemory, SharedFromTheStart, Work, make_work, same_bits
 from .scheduled_rounds import PAYLOAD_BYTES, Schedule, small_blocks
@@ -20,7 +18,7 @@ from .scheduled_rounds import PAYLOAD_BYTES, Schedule, small_blocks
 Hosts = Sequence[Collection[int]]
 SIZES = (9, 700, 201, 1000, 400)
 MIN_SHARED_BYTES = (1, 2000)  # all of these are folded by host, except the first; or only the largest
-SLOT_BYTES = (1, 4 * PAYLOAD_BYTES)  # one block in a stage, or four
+STAGE_BYTES = (1, 4 * PAYLOAD_BYTES)  # one block in a stage, or four
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -39,7 +37,7 @@ def schedule(
     later_racks: Sequence[int] = (),
     seed: int,
 ) -> Schedule:
-    limits = {"min_bytes": MIN_SHARED_BYTES[seed % 2], "slot_bytes": SLOT_BYTES[seed // 2 % 2]}
+    limits = {"min_bytes": MIN_SHARED_BYTES[seed % 2], "stage_bytes": STAGE_BYTES[seed // 2 % 2]}
     shared = SharedFromTheStart(hosts, later, owners=tuple(owners), racks=(racks, later_racks or racks), **limits)
     return Schedule(num_members, lambda worker: AgreedMemory(worker, shared), seed)
 
@@ -300,10 +298,10 @@ def test_every_rank_gets_each_sum_once_and_room_for_pieces_does_not_grow_with_ra
         assert len(set(sums)) == len(sums)
         assert {*sums, *owned, *inside} == set(range(max(*sums, *owned, *inside) + 1))
         for route in plan.routes:
-            assert [frame.item for frame in route.pieces_in if frame.turn >= 0] == [
+            assert [frame.item for frame in route.pieces_in if frame.sum_index >= 0] == [
                 sum_.item for sum_ in route.sums_out
             ]
-            assert [frame.item for frame in route.pieces_out if frame.turn >= 0] == [
+            assert [frame.item for frame in route.pieces_out if frame.sum_index >= 0] == [
                 sum_.item for sum_ in route.sums_in
             ]
         assert plan.received_bytes <= (num_ranks - 1) * WINDOW * (PAYLOAD_BYTES + 64)
@@ -384,8 +382,8 @@ def test_groups_only_grow_and_all_in_one_share_memory(rounds: list[list[set[int]
     groups: tuple[tuple[int, ...], ...] = ()
     for news in rounds:
         mapped = [before | new for before, new in zip(mapped, news, strict=True)]
-        older, groups = groups, _grown(groups, mapped)
+        older, groups = groups, grown_groups(groups, mapped)
         assert all(any(set(group) <= set(other) for other in groups) for group in older)
         assert all(two in mapped[one] for group in groups for one in group for two in group if one != two)
         assert not groups or sorted(rank for group in groups for rank in group) == list(range(6))
-        assert groups == _grown(groups, mapped)
+        assert groups == grown_groups(groups, mapped)

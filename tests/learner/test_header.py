@@ -3,7 +3,7 @@ import math
 import numpy as np
 import torch
 
-from resile_learner.checkpoint.header import CheckpointHeader, StoredPart
+from resile_learner.checkpoint.checkpoint_header import CheckpointHeader, StoredPart
 from resile_learner.checkpoint.manifest import PartInfo
 from resile_learner.collectives.tree import Interval, pieces, ranges
 from resile_learner.training.header import ComputedShards, PartialSums, RoundHeader, Totals, fold_leaves

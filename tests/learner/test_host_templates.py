@@ -21,12 +21,11 @@ from resile_learner.agent.events import (
     WorkerPrepared,
 )
 from resile_learner.agent.folder import AgentFolder
-from resile_learner.agent.host_templates import HostTemplates, Imports
+from resile_learner.agent.host_templates import HostTemplates, Imports, KeptTemplate, KeptTemplates
+from resile_learner.agent.host_workers import WorkerContext
 from resile_learner.agent.incarnation import AgentIncarnation
-from resile_learner.agent.kept_templates import KeptTemplate, KeptTemplates
 from resile_learner.agent.metrics import AgentMetrics
 from resile_learner.agent.packages import Packages
-from resile_learner.agent.workers import WorkerContext
 from resile_learner.messages import WorkerConfig
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
 from resile_learner.processes.fork_servers import ForkServers

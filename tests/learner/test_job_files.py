@@ -10,8 +10,7 @@ import pytest_asyncio
 
 from resile_learner.agent import job_files as module
 from resile_learner.agent.folder import AgentFolder
-from resile_learner.agent.job_files import JobFiles
-from resile_learner.agent.outputs import Outputs
+from resile_learner.agent.job_files import JobFiles, Outputs
 from resile_shared.bus.subjects import JOBS
 from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
 from resile_shared.messages.message import at

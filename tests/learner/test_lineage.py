@@ -12,11 +12,10 @@ import torch
 from hypothesis import given
 from torch import Tensor
 
-from resile_learner.checkpoint.cold_start import load_agreed
 from resile_learner.checkpoint.lineage import Start, ancestry, lineage_of
 from resile_learner.checkpoint.manifest import CheckpointId, Manifest, manifest_key, part_key
 from resile_learner.checkpoint.snapshot import Snapshot
-from resile_learner.checkpoint.store import CheckpointStore, DamagedError, LineageFencedError
+from resile_learner.checkpoint.store import CheckpointStore, DamagedError, LineageFencedError, load_agreed
 from resile_learner.state.flat import allocate, flatten, unflatten
 from resile_shared.storage.objects import ObjectStorage
 

@@ -7,7 +7,7 @@ import pytest
 
 from resile_learner.messages import Member
 from resile_learner.worker import links
-from resile_learner.worker.generations import Credentials
+from resile_learner.worker.links import Credentials
 
 Accepted = asyncio.Task[tuple[int, str]]
 

@@ -3,7 +3,7 @@
 import hypothesis.strategies as st
 from hypothesis import given
 
-from resile_learner.worker.liveness import PeerLiveness
+from resile_learner.worker.failure_detection import PeerLiveness
 
 DETECTION = 3.0
 

@@ -1,7 +1,6 @@
 """Lines of a worker that wait for the bus: in order, in batches, bounded, and what is dropped is counted."""
 
-from resile_learner.agent import log_buffer
-from resile_learner.agent.log_buffer import BATCH_BYTES, BATCH_LINES, MAX_WAITING_BYTES, MAX_WAITING_LINES, LogBuffer
+from resile_learner.agent.host_workers import BATCH_BYTES, BATCH_LINES, MAX_WAITING_BYTES, MAX_WAITING_LINES, LogBuffer
 from resile_shared.messages.logs import LogLine
 from resile_shared.messages.message import at
 
@@ -49,4 +48,4 @@ def test_a_batch_that_could_not_be_sent_comes_again() -> None:
 
 
 def test_the_limits_leave_room_for_what_a_message_may_be() -> None:
-    assert 6 * log_buffer.BATCH_BYTES < 8 << 20
+    assert 6 * BATCH_BYTES < 8 << 20

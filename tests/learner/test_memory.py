@@ -19,7 +19,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from resile_learner.collectives.blocks import DIRECT_BYTES, MIN_SHARED_BYTES, NUM_SLOTS, SLOT_BYTES, Sharing
+from resile_learner.collectives.blocks import DIRECT_BYTES, MIN_SHARED_BYTES, NUM_STAGE_BUFFERS, STAGE_BYTES, Sharing
 from resile_learner.collectives.link_rates import (
     HOP_SECONDS,
     MEASURED_BYTES,
@@ -589,7 +589,7 @@ def test_slots_are_used_again_when_all_have_read_them(num_leaves: int, sharing: 
 
 @pytest.mark.parametrize("num_members", [2, 8, 64])
 def test_a_segment_is_bounded_whatever_the_model(num_members: int) -> None:
-    assert Sharing((tuple(range(num_members)),)).segment_bytes <= 2 * NUM_SLOTS * SLOT_BYTES
+    assert Sharing((tuple(range(num_members)),)).segment_bytes <= 2 * NUM_STAGE_BUFFERS * STAGE_BYTES
 
 
 def test_without_memory_for_segments_the_exchange_goes_on_over_tcp(connect: Connect) -> None:

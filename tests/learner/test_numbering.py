@@ -2,8 +2,8 @@
 
 import pytest
 
-from resile_learner.agent import numbering
-from resile_learner.agent.numbering import HighestNumbers
+from resile_learner.agent import worker_records
+from resile_learner.agent.worker_records import HighestNumbers
 
 
 def test_workers_up_to_the_highest_number_were_placed_here() -> None:
@@ -17,7 +17,7 @@ def test_workers_up_to_the_highest_number_were_placed_here() -> None:
 
 
 def test_the_jobs_that_were_here_last_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbering, "MAX_JOBS", 2)
+    monkeypatch.setattr(worker_records, "MAX_JOBS", 2)
     highest = HighestNumbers()
     for job in ("job-1", "job-2", "job-1", "job-3"):
         highest.record(job, [0])

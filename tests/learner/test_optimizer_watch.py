@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from resile.training import ElasticLoop, Iteration, seed
-from resile_learner.collectives.device.exchange import ExchangeRound
+from resile_learner.collectives.exchange import ExchangeRound
 from resile_learner.collectives.spec import RoundSpec
 from resile_learner.session import SoloSession, enter_session
 from resile_learner.training.header import RoundHeader

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resile_learner.agent.outputs import Outputs
+from resile_learner.agent.job_files import Outputs
 from resile_shared.storage.objects import ObjectStorage
 
 

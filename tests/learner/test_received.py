@@ -15,7 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from resile.training import ElasticLoop, State
-from resile_learner.collectives.device.exchange import ExchangeRound
+from resile_learner.collectives.exchange import ExchangeRound
 from resile_learner.collectives.spec import RoundSpec
 from resile_learner.messages import Ready
 from resile_learner.session import SoloSession, enter_session

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from resile_learner.changes import ChangeRecorder
-from resile_learner.checkpoint.header import CheckpointHeader
+from resile_learner.checkpoint.checkpoint_header import CheckpointHeader
 from resile_learner.collectives.round import LinkRound
 from resile_learner.collectives.spec import Abandoned, OtherRound, RoundSpec, Tag
 from resile_learner.session import View

@@ -9,11 +9,11 @@ import pytest
 import pytest_asyncio
 
 from resile_learner.messages import FromWorker, WorkerConfig
-from resile_learner.processes import output
+from resile_learner.processes import worker_log as logs
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
 from resile_learner.processes.fork_servers import ForkServers
-from resile_learner.processes.output import worker_log
 from resile_learner.processes.runner import WorkerRunner
+from resile_learner.processes.worker_log import worker_log
 from resile_learner.processes.worker_process import Stream
 from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import WorkerExit
@@ -182,7 +182,7 @@ async def test_what_workers_print_is_kept_and_delivered(stage: Stage) -> None:
 
 
 async def test_of_workers_that_ended_the_newest_logs_are_kept(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "MAX_ENDED_LOGS", 3)
+    monkeypatch.setattr(logs, "MAX_ENDED_LOGS", 3)
     for worker in (0, 2, 9, 10, 11):
         (stage.folder / f"worker-{worker}.log").touch()
     stage.start("waits", worker=1)
@@ -196,7 +196,7 @@ async def test_of_workers_that_ended_the_newest_logs_are_kept(stage: Stage, monk
 
 
 def test_the_logs_of_workers_that_ended_are_limited_in_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(output, "MAX_ENDED_BYTES", 25)
+    monkeypatch.setattr(logs, "MAX_ENDED_BYTES", 25)
     for worker in range(4):
         (tmp_path / f"worker-{worker}.log").write_bytes(b"x" * 10)
     with worker_log(tmp_path, 4, running={0, 4}):

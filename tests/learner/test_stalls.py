@@ -3,7 +3,7 @@
 import math
 
 from resile_learner.phases import CurrentPhase, Phase, Phases
-from resile_learner.worker.stalls import FIRST_SECONDS, Stall, StallDetector
+from resile_learner.worker.failure_detection import FIRST_SECONDS, Stall, StallDetector
 
 DETECTION = 3.0
 INTERVAL = DETECTION / 20

@@ -1,6 +1,6 @@
 """A suspicion is reported once, repeated while its generation is current, and not after training is complete."""
 
-from resile_learner.worker.suspicions import REPEATS_PER_DETECTION, Suspicions
+from resile_learner.worker.failure_detection import REPEATS_PER_DETECTION, Suspicions
 
 DETECTION = 3.0
 INTERVAL = DETECTION / REPEATS_PER_DETECTION

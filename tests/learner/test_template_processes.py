@@ -14,7 +14,7 @@ import pytest_asyncio
 from resile_learner.messages import WorkerConfig
 from resile_learner.processes import template_forks
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
-from resile_learner.processes.protocol import TemplateContent, TemplateExited, TemplateLoaded
+from resile_learner.processes.fork_protocol import TemplateContent, TemplateExited, TemplateLoaded
 from resile_learner.processes.template_forks import NotForked, TemplateForks
 from resile_shared.messages.hosts import WorkerExit
 from resile_testing.waiting import until

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
 from resile.training import Callback, ElasticLoop, ElasticModel, Iteration, Result, Validation, seed
-from resile_learner.collectives.device.exchange import ExchangeRound
+from resile_learner.collectives.exchange import ExchangeRound
 from resile_learner.collectives.spec import RoundSpec
 from resile_learner.session import SoloSession, enter_session
 from resile_learner.training.data.batches import BatchPlan, Position

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from resile.training import ElasticLoop, ElasticModel, Iteration, seed
+from resile_learner.lone_training import STEPS, LoneTraining
 from resile_learner.training.seeds import mix
 from resile_learner.training.watch.losses import LossIsASum
-from resile_learner.worker.lone_script import STEPS, LoneTraining
 from resile_shared.errors import UsageError
 
 from .shard_bodies import prepare

@@ -12,9 +12,9 @@ import pytest
 
 from resile.cli import main, with_resume_value
 from resile.cli.app import command
-from resile.cli.display import Display
-from resile.cli.pace import Pace, clock
-from resile.cli.summary import summary
+from resile.cli.display import Display, Pace
+from resile.cli.run import summary
+from resile.cli.tables import clock
 from resile.local.events import Noted, Printed, Progressed, Rescaled, RunEvent, RunOpened, Saved, TrainingCalled
 from resile.local.result import Outcome, Result
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState

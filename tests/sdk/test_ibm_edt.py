@@ -17,11 +17,10 @@ from torch.utils.data import TensorDataset
 
 from resile.integrations.ibm_edt import activate, parameters
 from resile.integrations.ibm_edt.callbacks import Callback, Logged, Withheld, log
-from resile.integrations.ibm_edt.datasets import load_datasets
-from resile.integrations.ibm_edt.elog import ELog
-from resile.integrations.ibm_edt.emetrics import EMetrics
 from resile.integrations.ibm_edt.fabric_model import FabricModel
+from resile.integrations.ibm_edt.logs import ELog, EMetrics
 from resile.integrations.ibm_edt.progress import FabricProgress
+from resile.integrations.ibm_edt.training import load_datasets
 from resile.job_options import COMPAT_MODULES, worker_environment
 from resile.training import ElasticModel, seed
 from resile_shared.errors import UsageError

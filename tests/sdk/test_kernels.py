@@ -4,7 +4,7 @@ import os
 import time
 from pathlib import Path
 
-from resile.local.kernels import KEEP_SECONDS, kernel_folder
+from resile.local.runs import KEEP_SECONDS, kernel_folder
 
 
 def test_runs_of_one_home_share_a_folder_that_stays_while_it_is_used(tmp_path: Path) -> None:

@@ -2,14 +2,14 @@
 
 import pytest
 
-from resile.local.output import Output
+from resile.local.output import LowestRankOutput
 
 Step = tuple[int, str] | list[int]
 
 
 def shown(*steps: Step) -> list[str]:
     """What is shown where workers print lines, and others train from then on, of which the first is the lowest rank."""
-    output, found = Output(), []
+    output, found = LowestRankOutput(), []
     leader = None
     for step in steps:
         if isinstance(step, list):

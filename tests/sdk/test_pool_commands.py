@@ -248,7 +248,7 @@ def test_waiting_ends_with_the_job_and_tells_how_it_went(
 def test_waiting_ends_although_jobs_are_deleted_meanwhile(
     api_server: ApiServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("resile.cli.polling.POLL_SECONDS", 0)
+    monkeypatch.setattr("resile.cli.waiting.POLL_SECONDS", 0)
     for job in ("one-1", "two-2", "three-3"):
         api_server.jobs[job] = job_view(job)
     steps: list[Callable[[], object]] = [

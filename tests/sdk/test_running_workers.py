@@ -5,8 +5,8 @@ import signal
 import subprocess
 import sys
 
-from resile.pool.workers import workers_below
-from resile_learner.processes.protocol import process_name
+from resile.pool.worker_processes import workers_below
+from resile_learner.processes.fork_protocol import process_name
 
 FORK_SERVER = """
 import os, sys

@@ -10,7 +10,7 @@ import pytest
 
 from resile.local import runs
 from resile.local.runs import Home, Journal, RunFolder, read_journal
-from resile_learner.processes.output import MAX_LOG_BYTES, worker_log
+from resile_learner.processes.worker_log import MAX_LOG_BYTES, worker_log
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
 from resile_shared.messages.message import at

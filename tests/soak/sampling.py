@@ -9,7 +9,7 @@ from pathlib import Path
 import orjson
 import psutil
 
-from resile.pool.workers import workers_below
+from resile.pool.worker_processes import workers_below
 from resile_shared.bus.client import Bus
 from resile_shared.bus.subjects import BUCKETS, STREAMS
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from resile_learner.collectives.device.selection import VARIABLE
+from resile_learner.collectives.device.communicators import VARIABLE
 
 from .paced import CALLBACK
 from .running import plain, run

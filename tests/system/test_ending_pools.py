@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from resile.cli.stopping import ONE_SIGNAL_SECONDS
-from resile.pool.workers import workers_below
+from resile.pool.worker_processes import workers_below
 from resile_shared.messages.jobs import JobState
 from resile_testing.waiting import PATIENCE_SECONDS
 

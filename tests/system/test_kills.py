@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from resile.pool.workers import workers_below
+from resile.pool.worker_processes import workers_below
 
 from .running import SCRIPTS, plain, run_attacked
 

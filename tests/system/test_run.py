@@ -17,8 +17,8 @@ from safetensors import safe_open
 from resile.local.events import Noted, Printed, Progressed, Rescaled, RunEvent
 from resile.local.run import LocalRun
 from resile.local.settings import RunSettings
-from resile.pool.workers import workers_below
-from resile_learner.agent.devices import TorchDevices
+from resile.pool.worker_processes import workers_below
+from resile_learner.agent.host_devices import TorchDevices
 from resile_learner.agent.host_templates import HostTemplates, Imports
 from resile_learner.messages import WorkerConfig
 from resile_shared import log_files

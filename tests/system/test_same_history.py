@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from resile.pool.workers import workers_below
+from resile.pool.worker_processes import workers_below
 
 from .conftest import TRAIN, Resile
 from .pools import UpPool, pool_up

@@ -21,8 +21,8 @@ _REPORTING = "resile_learner.agent.reporting"
 _MEMBERSHIP = "resile_learner.membership.machine"
 _DIVISION = "resile_learner.training.division"
 _MEMORY = "resile_learner.collectives.memory_agreement"
-_SYNC = "resile_learner.membership.recovery"
-_SESSION = "resile_learner.worker.session"
+_SYNC = "resile_learner.membership.round_agreement"
+_SESSION = "resile_learner.worker.worker_session"
 _PROTOCOL = "resile_learner.training.protocol"
 _CHECKPOINTER = "resile_learner.checkpoint.checkpointer"
 _STORE = "resile_learner.checkpoint.store"
@@ -32,8 +32,7 @@ _POLICIES = "resile_scheduler.policies"
 
 TESTS = {
     "resile_learner.agent.core": ("tests/learner/test_agent_core.py",),
-    "resile_learner.agent.job_files": ("tests/learner/test_job_files.py",),
-    "resile_learner.agent.outputs": ("tests/learner/test_outputs.py",),
+    "resile_learner.agent.job_files": ("tests/learner/test_job_files.py", "tests/learner/test_outputs.py"),
     "resile_learner.agent.reporting": ("tests/learner/test_reporting.py",),
     "resile_learner.membership": ("tests/learner/test_membership.py", "tests/learner/test_membership_machine.py"),
     "resile_learner.worker.peers": ("tests/learner/test_peers.py", "tests/world/test_worker.py"),
@@ -42,6 +41,7 @@ TESTS = {
     "resile_learner.collectives.peer": ("tests/learner/test_rounds.py",),
     "resile_learner.collectives.memory_agreement": ("tests/learner/test_memory.py",),
     "resile_learner.collectives.segments": ("tests/learner/test_memory.py",),
+    "resile_learner.collectives.status": ("tests/learner/test_memory.py",),
     "resile_learner.collectives.round": ("tests/learner/test_groups.py",),
     "resile_learner.training.buffers": ("tests/learner/test_buffers.py",),
     "resile_learner.training.watch": ("tests/learner/test_dependent_bodies.py",),
@@ -228,7 +228,7 @@ MUTANTS = (
     Mutant(
         "agent begins uploads again that take long",
         "each holds a thread, and the same file is uploaded several times at once",
-        "resile_learner.agent.outputs",
+        "resile_learner.agent.job_files",
         "while running := self._running.get(job):",
         "while running := None:",
         once_missing=True,
@@ -236,7 +236,7 @@ MUTANTS = (
     Mutant(
         "a name that cannot be stored is tried for ever",
         "the output of a job that completed never counts as stored, and is not removed from its host",
-        "resile_learner.agent.outputs",
+        "resile_learner.agent.job_files",
         "except NameRefused as error:",
         "except ZeroDivisionError as error:",
         once_missing=True,
@@ -244,7 +244,7 @@ MUTANTS = (
     Mutant(
         "a file that cannot be stored keeps back the files behind it",
         "the output of a job that completed is lost, and the agent tries again for ever",
-        "resile_learner.agent.outputs",
+        "resile_learner.agent.job_files",
         "failures.append(error)",
         "raise",
         once_missing=True,
@@ -846,7 +846,7 @@ MUTANTS = (
     Mutant(
         "members report a lost peer once",
         "a report that was lost with the scheduler is never made again",
-        "resile_learner.worker.suspicions",
+        "resile_learner.worker.failure_detection",
         "if now - reported >= self._interval]",
         "if now - reported >= 1e9]",
     ),
@@ -890,7 +890,7 @@ MUTANTS = (
     Mutant(
         "initial members choose a checkpoint each for itself",
         "members that found different checkpoints train together, or wait for each other for ever",
-        "resile_learner.checkpoint.cold_start",
+        "resile_learner.checkpoint.store",
         "start = store.decide_start(Start(",
         "start = (lambda own: own)(Start(",
         once_missing=True,
@@ -1074,7 +1074,7 @@ MUTANTS = (
         "a generation that all agreed on begins without groups",
         "each change is followed by a round over TCP",
         _MEMORY,
-        "        self._groups = _among(members, groups)\n",
+        "        self._groups = groups_among(members, groups)\n",
         "",
     ),
     Mutant(
@@ -1094,8 +1094,8 @@ MUTANTS = (
     Mutant(
         "a segment counts as mapped although its maker names another one",
         "members read a segment that nobody writes to",
-        _MEMORY,
-        " and status.digest == _digest_of({rank: named[rank] for rank in status.mapped})",
+        "resile_learner.collectives.status",
+        " and status.digest == segments_digest({rank: named[rank] for rank in status.mapped})",
         "",
     ),
     Mutant(

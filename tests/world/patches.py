@@ -7,11 +7,10 @@ from types import ModuleType
 from typing import Any
 
 import resile_learner.agent.host_templates
+import resile_learner.agent.host_workers
 import resile_learner.agent.incarnation
-import resile_learner.agent.kept_templates
 import resile_learner.agent.reporting
 import resile_learner.agent.service
-import resile_learner.agent.workers
 import resile_learner.processes.runner
 import resile_scheduler.lease
 import resile_scheduler.service
@@ -23,7 +22,7 @@ from .loop import SimTime
 
 TIMED: tuple[ModuleType, ...] = (
     resile_learner.agent.incarnation,
-    resile_learner.agent.workers,
+    resile_learner.agent.host_workers,
     resile_scheduler.lease,
     resile_scheduler.service,
     resile_shared.clock,
@@ -51,7 +50,7 @@ def surroundings(world: Any) -> Iterator[None]:
     time = SimTime(world.loop)
     agent, workers, runner = (
         resile_learner.agent.service,
-        resile_learner.agent.workers,
+        resile_learner.agent.host_workers,
         resile_learner.processes.runner,
     )
     defaults = resile_scheduler.lease.Lease.__init__.__kwdefaults__
@@ -68,7 +67,7 @@ def surroundings(world: Any) -> Iterator[None]:
         (agent, "Environments", lambda folder, variables: folder),
         (agent, "JobEnvironments", world.environments),
         (agent, "Outputs", Outputs),
-        (resile_learner.agent.kept_templates, "write_private", lambda file, content: file.write_bytes(content)),
+        (resile_learner.agent.host_templates, "write_private", lambda file, content: file.write_bytes(content)),
         (resile_learner.agent.reporting, "write_private", lambda file, content: file.write_bytes(content)),
         *((module, "find_script", _find_script) for module in (workers, resile_learner.agent.host_templates)),
         (runner, "worker_log", _no_log),

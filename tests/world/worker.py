@@ -29,7 +29,7 @@ import resile_shared.storage.objects
 from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.messages import GangPlace, Order, WorkerConfig
 from resile_learner.processes.client import OnTemplate
-from resile_learner.processes.protocol import TemplateContent, TemplateExited, TemplateLoaded
+from resile_learner.processes.fork_protocol import TemplateContent, TemplateExited, TemplateLoaded
 from resile_learner.processes.worker_process import MAX_MESSAGE_BYTES, OnOutput, WorkerProcess
 from resile_learner.session import current_session
 from resile_learner.worker import bootstrap, control, control_thread, gang, links, peers

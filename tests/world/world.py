@@ -9,7 +9,7 @@ import orjson
 import torch
 
 from resile_learner import devices
-from resile_learner.agent.devices import TorchDevices
+from resile_learner.agent.host_devices import TorchDevices
 from resile_learner.messages import WorkerConfig
 from resile_shared.bus.subjects import ALLOCATIONS, JOBS
 from resile_shared.messages.jobs import JobEvent

@@ -15,19 +15,17 @@ from resile_shared.messages.jobs import JobSpec, JobState
 from resile_shared.storage.objects import StorageError
 
 from ..client import AsyncClient
-from ..undisturbed import train_alone
+from ..local.run import train_alone
+from .attack_plan import PlannedAttack, choose_attack, planned_attacks
 from .attacks import MENU, AttackKind, TargetKind
 from .causes import report_effects
 from .injector import AttackInjector
 from .members import read_commits
 from .observation import Observer
-from .plan import PlannedAttack, planned_attacks
-from .recovery import RecoveryWatcher
+from .recovery_watch import RecoveryWatcher
 from .requests import Requests
 from .storage_attacks import Checkpoints
-from .stored_model import stored_sha256
-from .targets import choose_attack
-from .verdict import CampaignRecord, Outcome, Skipped, oversubscribed
+from .verdict import CampaignRecord, Outcome, Skipped, oversubscribed, stored_sha256
 
 POLL_SECONDS = 0.5
 LATE_POLL_SECONDS = 0.1

@@ -13,7 +13,7 @@ from resile_shared.http.api import ChangeView, NewAttack, TraceSpan
 
 from ..client import AsyncClient
 from .observation import Observations
-from .recovery import InjectedAttack
+from .recovery_watch import InjectedAttack
 
 CLOCK_SECONDS = 0.5
 """The first effect of an attack may be recorded up to this many seconds before the attack itself."""

@@ -19,9 +19,9 @@ from ..pool.home import RunningPool, read_pool
 from ..pool.namespaces import Namespaces
 from .attacks import PROCESS_KINDS, Attack, AttackKind, TargetKind, check
 from .lasting_attack import LastingAttack
-from .own_store import OwnStore
 from .processes import PoolProcesses
-from .recovery import InjectedAttack
+from .recovery_watch import InjectedAttack
+from .s3_server import OwnStore
 from .storage_attacks import Checkpoints, fill_file
 
 

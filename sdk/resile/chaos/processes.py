@@ -1,6 +1,7 @@
 """The processes of a pool on this machine, read from /proc.
 
-Services and agents are children of `resile up`, identified by their command lines; `pool/workers.py` finds workers.
+Services and agents are children of `resile up`, identified by their command lines; `pool/worker_processes.py`
+finds workers.
 """
 
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 from resile_learner.processes.descendants import descendants, processes
 from resile_shared.errors import ResileError
 
-from ..pool.workers import RunningWorker, workers_below
+from ..pool.worker_processes import RunningWorker, workers_below
 from .attacks import Target, TargetKind
 
 

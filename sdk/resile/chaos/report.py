@@ -1,8 +1,12 @@
-"""The report of a campaign, as text and as JSON. Pure."""
+"""The report of a campaign, as text and as JSON, and what is kept of a pool that broke a promise."""
 
+import json
+import shutil
+import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -82,3 +86,20 @@ def outcome_document(outcome: Outcome) -> dict[str, Any]:
         "recovered": {part.what: part.seconds for part in outcome.recovered},
         "traces": dict(outcome.traces),
     }
+
+
+def keep_evidence(record: CampaignRecord, report: Mapping[str, Any], *, home: Path, account: Path | None) -> Path:
+    """Store the logs of the pool at ``home``, the jobs, the events and the members' ``account`` beside the report.
+
+    Returns the folder, which is new and below that for temporary files.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="resile-chaos-broken-"))
+    (folder / "report.json").write_text(json.dumps(report, indent=1))
+    for name, models in (("jobs", record.jobs), ("events", record.seen.events)):
+        (folder / f"{name}.jsonl").write_text("".join(f"{model.model_dump_json()}\n" for model in models))
+    if account is not None and account.exists():
+        shutil.copy(account, folder / "commits.jsonl")
+    logs = home / "logs"
+    if logs.exists():
+        shutil.copytree(logs, folder / "logs")
+    return folder

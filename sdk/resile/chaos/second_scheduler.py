@@ -1,6 +1,7 @@
 """A second scheduler beside the one of a pool: the first is frozen meanwhile, so that the second takes the lease.
 
-When the first one runs again it finds itself deposed. Then the second ends, and the pool's own leads again.
+When the first one runs again it finds that it is no longer the leader. Then the second ends, and the pool's own leads
+again.
 """
 
 import contextlib

@@ -14,7 +14,7 @@ from pathlib import Path
 from resile_shared.errors import ResileError
 from resile_shared.processes import dying_with_parent
 
-from .own_store import OwnStore
+from .s3_server import OwnStore
 
 STORAGE_SIZE = "256m"
 END_SECONDS = 90.0

@@ -1,20 +1,62 @@
-"""Which promises broke, from the pool's events, the final state of its jobs, and an undisturbed run. Pure."""
+"""Which promises broke, from the pool's events, the final state of its jobs, and an undisturbed run.
 
+Also from the agents' logs and from stored models, of which only `stored_sha256` reads a file; all else is pure.
+"""
+
+import hashlib
+import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 
 from resile_shared.http.api import JobView
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 
 from ..demo.verdict import used_once
-from ..pool.workers import RunningWorker
+from ..pool.worker_processes import RunningWorker
 from .attacks import AttackKind
 from .members import HOLDS_NOTHING, MemberCommit, Saved, faults_of_members
 from .observation import Commit, Observations
-from .recovery import PATIENCE_SECONDS, InjectedAttack, PartRecovery
-from .slots import slots_with_two_workers
+from .recovery_watch import PATIENCE_SECONDS, InjectedAttack, PartRecovery
+
+_STARTED = re.compile(r"^(\S+) .*: starting worker job=(\S+) worker=(\d+) slot=(\d+)")
+_EXITED = re.compile(r"^(\S+) .*: worker exited job=(\S+) worker=(\d+):")
+_INCARNATION = re.compile(r": starting agent host=(\S+) incarnation=(\d+)")
+_DTYPES = {
+    "F64": "float64",
+    "F32": "float32",
+    "F16": "float16",
+    "BF16": "bfloat16",
+    "I64": "int64",
+    "I32": "int32",
+    "I16": "int16",
+    "I8": "int8",
+    "U8": "uint8",
+    "BOOL": "bool",
+}
+
+
+def slots_with_two_workers(host: str, log: str) -> Iterator[str]:
+    """Yield each moment at which a worker was started on a slot whose last one had not ended.
+
+    An incarnation of an agent begins when no process of the one before is left.
+    """
+    holders: dict[str, tuple[str, str]] = {}
+    for line in log.splitlines():
+        if _INCARNATION.search(line):
+            holders.clear()
+        elif started := _STARTED.match(line):
+            time, job, worker, slot = started.groups()
+            if slot in holders:
+                other, number = holders[slot]
+                yield f"{host}/{slot}: worker {worker} of {job} was started at {time}, worker {number} of {other} lives"
+            holders[slot] = job, worker
+        elif exited := _EXITED.match(line):
+            _, job, worker = exited.groups()
+            holders = {slot: holder for slot, holder in holders.items() if holder != (job, worker)}
 
 
 @dataclass(frozen=True)
@@ -259,3 +301,20 @@ def streams(sequences: Mapping[str, Sequence[int]]) -> Iterator[str]:
                 yield f"the events of {name} came out of order or twice: {late} after {early}"
             elif name == "pool" and late != early + 1:
                 yield f"the events of the pool have a gap between {early} and {late}"
+
+
+def stored_sha256(file: Path) -> str:
+    """Return the sha256 of the tensors of a safetensors file. Raises ValueError if it is not one."""
+    with file.open("rb") as model:
+        header = json.loads(model.read(int.from_bytes(model.read(8), "little")))
+        data = model.tell()
+        header.pop("__metadata__", None)
+        sha = hashlib.sha256()
+        for name in sorted(header):
+            tensor = header[name]
+            shape = ",".join(map(str, tensor["shape"]))
+            sha.update(f"{name}\0{_DTYPES[tensor['dtype']]}\0{shape}\0".encode())
+            begin, end = tensor["data_offsets"]
+            model.seek(data + begin)
+            sha.update(model.read(end - begin))
+    return sha.hexdigest()

@@ -7,21 +7,18 @@ import typer
 import typer.core
 
 from . import (
+    administration,
     chaos,
     dataset,
     host,
-    hosts,
     jobs,
     models,
-    page,
-    policy,
     publish,
     results,
     simulate,
     tenant,
     trace,
     up,
-    usage,
     watch,
     webhook,
 )
@@ -230,7 +227,7 @@ def demo(
     return show(home=home, output=output, as_json=as_json)
 
 
-for group in (up, jobs, watch, trace, page, results, models, policy, publish, usage, simulate, hosts, host):
+for group in (up, jobs, watch, trace, administration, results, models, publish, simulate, host):
     app.add_typer(group.app)
 app.add_typer(tenant.app, name="tenant")
 app.add_typer(dataset.app, name="dataset")

@@ -17,13 +17,12 @@ from resile_shared.messages.jobs import JobSpec
 from ..chaos.attacks import Attack, Target, TargetKind
 from ..chaos.campaign import Campaign
 from ..chaos.causes import report_effects
-from ..chaos.evidence import keep_evidence
 from ..chaos.injector import AttackInjector
 from ..chaos.members import COMMITS_VARIABLE
 from ..chaos.observation import Observer
-from ..chaos.own_store import OwnStore
-from ..chaos.recovery import RecoveryWatcher
-from ..chaos.report import document, outcome_document, skipped, table
+from ..chaos.recovery_watch import RecoveryWatcher
+from ..chaos.report import document, keep_evidence, outcome_document, skipped, table
+from ..chaos.s3_server import OwnStore
 from ..chaos.temporary_pool import temporary_pool
 from ..chaos.verdict import Outcome, faults
 from ..client import AsyncClient, find_server

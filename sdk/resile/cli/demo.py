@@ -22,7 +22,7 @@ from ..demo.idle import idle_slots
 from ..demo.report import html
 from ..demo.story import FIRST, NUM_HOSTS, NUM_SLOTS, SCRIPT, SECOND, SLOTS_PER_HOST, Look, Story
 from ..demo.verdict import Ending, endings, faults, used_once
-from .page import page_link
+from .administration import page_link
 from .top import view
 
 NEEDS = {"matplotlib": "matplotlib", "sklearn": "scikit-learn"}
@@ -41,14 +41,14 @@ def show(*, home: Path | None, output: Path, as_json: bool) -> int:
 
 
 async def _show(home: Path, output: Path, console: Console, *, as_json: bool) -> int:
-    from ..demo.undisturbed import train
+    from ..demo.story import train_undisturbed
 
     cores = len(os.sched_getaffinity(0))
     console.print(f"Two jobs learn handwritten digits on a pool of {NUM_HOSTS} hosts of {SLOTS_PER_HOST} slots.")
     console.print(f"This machine has {cores} core(s); more workers share them, and make nothing faster.\n")
     story, jobs = await _run_story(home, console)
     console.print("\nThe same two jobs, each alone on one worker ...")
-    alone = await train((FIRST, SECOND), home=home / "undisturbed")
+    alone = await train_undisturbed((FIRST, SECOND), home=home / "undisturbed")
     shas = [result.completed.params_sha256 for result in alone if result.completed]
     ended = endings((FIRST, SECOND), jobs, story.recording, shas)
     found = [fault for ending in ended for fault in faults(ending)]

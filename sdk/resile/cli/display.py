@@ -2,6 +2,7 @@
 
 import sys
 import time
+from collections import deque
 from typing import Protocol, Self
 
 from rich.console import Console
@@ -21,11 +22,39 @@ from ..local.events import (
     TrainingCalled,
 )
 from .lenient import LenientStream
-from .pace import Pace, clock
-from .tables import count
+from .tables import clock, count
 
 PLAIN_SECONDS = 5.0
 _BEGIN_ANEW = "variables of the script begin anew, except those around a prepared loader's loops and in state={...}"
+
+
+WINDOW_SECONDS = 10.0
+
+
+class Pace:
+    """Iterations per second over a sliding window, and the remaining time at that speed."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, int]] = deque()
+
+    def add(self, iteration: int, now: float) -> None:
+        """Record that ``iteration`` iterations were complete at ``now``."""
+        self._points.append((now, iteration))
+        while len(self._points) > 2 and now - self._points[0][0] > WINDOW_SECONDS:
+            self._points.popleft()
+
+    @property
+    def per_second(self) -> float | None:
+        """Iterations per second; None before there are two points."""
+        if len(self._points) < 2:
+            return None
+        (start, first), (end, last) = self._points[0], self._points[-1]
+        return (last - first) / (end - start) if end > start and last > first else None
+
+    def seconds_left(self, iterations: int) -> float | None:
+        """Return the seconds that ``iterations`` more will take."""
+        speed = self.per_second
+        return iterations / speed if speed else None
 
 
 class Screen(Protocol):

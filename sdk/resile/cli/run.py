@@ -4,9 +4,12 @@ import asyncio
 import shlex
 import signal
 import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import orjson
+
+from resile_shared.messages.reports import Completed
 
 from ..job_options import COMPAT, COMPAT_MODULES
 from ..local.result import Result
@@ -14,7 +17,7 @@ from ..local.run import LocalRun
 from ..local.settings import RunSettings
 from .display import Display, open_display
 from .lenient import LenientStream
-from .summary import summary
+from .tables import batches_text, clock, ledger_lines
 
 
 def train(settings: RunSettings, *, as_json: bool, quiet: bool) -> int:
@@ -85,3 +88,35 @@ def _advice(result: Result, settings: RunSettings) -> str:
     if settings.home != Path("~/.resile"):
         words += ["--home", str(settings.home)]
     return f"`{shlex.join(words)}` resumes from the newest checkpoint"
+
+
+def summary(result: Result) -> Iterator[str]:
+    """Log the results of a completed run, one line each."""
+    completed = result.completed
+    assert completed is not None
+    for label, value in _rows(result, completed):
+        yield f"{label:<13}  {value}"
+
+
+def _rows(result: Result, completed: Completed) -> Iterator[tuple[str, str]]:
+    yield "run", f"{result.job}, {clock(result.seconds)}"
+    yield "iterations", f"{completed.iteration}"
+    yield "epochs", f"{sum(count.num_epochs for count in completed.ledger)}"
+    yield "samples seen", f"{completed.samples_seen}"
+    if completed.loss is not None:
+        yield "loss", f"{completed.loss:.6g}"
+    if completed.metrics:
+        yield "metrics", _numbers(completed.metrics)
+    if completed.validation:
+        yield "validation", _numbers(completed.validation)
+    yield from (("ledger", line) for line in ledger_lines(completed.ledger))
+    if completed.batches:
+        yield "batches", batches_text(completed.batches)
+    yield "bits", completed.bits
+    yield "params sha256", completed.params_sha256
+    if result.model:
+        yield "model", result.model
+
+
+def _numbers(values: Mapping[str, float]) -> str:
+    return ", ".join(f"{name} {value:.6g}" for name, value in values.items())

@@ -206,7 +206,7 @@ def _table(figures: Sequence["Figures"]) -> Iterator[str]:
 
 
 def _clock(seconds: float | None) -> str:
-    from .pace import clock
+    from .tables import clock
 
     return "-" if seconds is None else clock(seconds)
 

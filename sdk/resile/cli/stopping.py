@@ -35,7 +35,7 @@ async def until_stopped(
 
     Nothing is started if a signal came so early that asyncio has cancelled this task instead.
     """
-    from ..pool.orphans import kill_orphans
+    from ..pool.worker_processes import kill_orphans
 
     loop = asyncio.get_running_loop()
     signals: list[tuple[signal.Signals, float]] = []

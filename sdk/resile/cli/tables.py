@@ -6,8 +6,6 @@ from typing import TYPE_CHECKING
 
 from resile_shared.text import printable
 
-from .pace import clock
-
 if TYPE_CHECKING:
     from resile_shared.http.api import EventView, HostView, JobSummary, JobView, LedgerView, TenantView, UsageView
     from resile_shared.messages.jobs import HistoryItem
@@ -236,3 +234,13 @@ def moment(time: datetime) -> str:
 
 def _numbers(values: dict[str, float]) -> str:
     return ", ".join(f"{name} {value:.6g}" for name, value in values.items())
+
+
+def clock(seconds: float) -> str:
+    """For example ``7 s``, ``3:05`` or ``1:02:30``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    minutes, rest = divmod(whole, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"

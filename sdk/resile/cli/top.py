@@ -13,9 +13,8 @@ from resile_shared.messages.hosts import HostState
 from resile_shared.text import printable
 
 from ..client import AsyncClient
-from .pace import clock
-from .polling import poll
-from .tables import count, iterations, number
+from .tables import clock, count, iterations, number
+from .waiting import poll
 
 Seen = tuple[Sequence[JobSummary], Sequence[HostView]]
 _COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")

@@ -1,9 +1,11 @@
 """`resile wait`: shows jobs until they end; progress bars on a terminal, lines of text elsewhere."""
 
+import asyncio
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
@@ -12,15 +14,32 @@ from resile_shared.http.api import JobSummary
 from resile_shared.text import printable
 
 from ..client import AsyncClient
-from .pace import clock
-from .polling import poll
-from .tables import count, iterations, number
+from ..http_requests import PATIENCE_SECONDS, Refused, Unreachable, is_outage
+from .tables import clock, count, iterations, number
 
+POLL_SECONDS = 0.5
+
+T = TypeVar("T")
 PLAIN_SECONDS = 5.0
 
 
 Board = Callable[[Iterable[JobSummary]], None]
 """A function that shows jobs as they are now."""
+
+
+async def poll(fetch: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
+    """Yield the result of ``fetch`` twice a second. Raises its errors; an unreachable pool only after a minute."""
+    last_success = time.monotonic()
+    while True:
+        try:
+            result = await fetch()
+        except (Unreachable, Refused) as error:
+            if not is_outage(error) or time.monotonic() - last_success > PATIENCE_SECONDS:
+                raise
+        else:
+            last_success = time.monotonic()
+            yield result
+        await asyncio.sleep(POLL_SECONDS)
 
 
 async def wait(client: AsyncClient, names: list[str], *, quiet: bool) -> tuple[JobSummary, ...]:

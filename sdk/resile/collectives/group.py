@@ -9,9 +9,9 @@ from resile_learner.collectives.tree import pieces, ranges
 from resile_learner.state.run import RunState
 from resile_shared.errors import UsageError
 
+from .calls import MemberLost, Removed, RendezvousLost
 from .contributions import Contributions, Value
 from .enrollment import Enrolled, Enrollment
-from .group_errors import MemberLost, Removed, RendezvousLost
 from .member import FoundAgain, Member
 from .member_state import run_state, state_digest
 from .messages import MAX_MEMBERS, Hello

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from resile_learner.collectives.device.exchange import ExchangeRound
+from resile_learner.collectives.exchange import ExchangeRound
 from resile_learner.collectives.poller import LinkPoller
 from resile_learner.collectives.spec import Abandoned, RoundSpec, Tag
 from resile_learner.collectives.tree import Interval
@@ -22,15 +22,13 @@ from resile_learner.state.memory import StateError
 from resile_learner.state.run import RunState
 from resile_learner.worker.control import Withdrawn
 from resile_learner.worker.control_thread import ControlThread
-from resile_learner.worker.session import WorkerSession
+from resile_learner.worker.worker_session import WorkerSession
 from resile_shared.errors import UsageError
 
-from .call_header import CallHeader
+from .calls import Aborted, CallHeader, CallsDiffer, MemberLost, MemberTimeout, Removed, RendezvousLost, Watchdog
 from .contributions import Contributions
 from .enrollment import Enrolled, Enrollment, Reenrollment
-from .group_errors import Aborted, CallsDiffer, MemberLost, MemberTimeout, Removed, RendezvousLost
 from .messages import GroupEnded, LeaveRequested
-from .watchdog import Watchdog
 
 PROGRESS_SECONDS = 0.1
 IDLE_SECONDS = 0.001

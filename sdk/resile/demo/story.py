@@ -16,6 +16,8 @@ from resile_shared.http.api import HostView, JobSummary, JobView
 from resile_shared.messages.jobs import DEFAULT_PRIORITY, JobSpec, JobState
 
 from ..client import AsyncClient
+from ..local.result import Result
+from ..local.run import train_alone
 from ..package import pack
 from .recording import Recording
 
@@ -138,3 +140,11 @@ class Story:
             if job.state in (JobState.FAILED, JobState.STOPPED):
                 raise StoryFailed(f"{job.name} {job.state.value}: {job.reason}")
         return jobs
+
+
+async def train_undisturbed(parts: Sequence[Part], *, home: Path) -> list[Result]:
+    """Train the same jobs, each alone on one worker, side by side: their parameters are what the story has to give.
+
+    Raises ResileError when one does not complete.
+    """
+    return list(await asyncio.gather(*(train_alone(SCRIPT, part.args, home=home, name=part.name) for part in parts)))

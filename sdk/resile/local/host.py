@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from resile_learner.agent import events as agent
-from resile_learner.agent.datasets import JobDatasets
-from resile_learner.agent.devices import (
+from resile_learner.agent.host_devices import (
     VISIBLE_DEVICES,
     HostDevices,
     TorchDevices,
@@ -17,9 +16,10 @@ from resile_learner.agent.devices import (
     host_devices,
     may_have_accelerators,
 )
-from resile_learner.agent.environments import JobEnvironments
 from resile_learner.agent.host_templates import HostTemplates, Imports
-from resile_learner.datasets.datasets import Datasets
+from resile_learner.agent.job_datasets import JobDatasets
+from resile_learner.agent.job_environments import JobEnvironments
+from resile_learner.datasets.host_datasets import HostDatasets
 from resile_learner.environments import Environments
 from resile_learner.messages import FromWorker, WorkerConfig
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
@@ -33,10 +33,8 @@ from resile_shared.version import VERSION
 
 from .events import Noted
 from .in_memory import HostCommand, HostEvent, HostFailed
-from .job import LocalJob
-from .kernels import KERNELS, kernel_folder
-from .runs import Home, RunFolder
-from .settings import RunSettings
+from .runs import KERNELS, Home, RunFolder, kernel_folder
+from .settings import LocalJob, RunSettings
 from .storage import local_folder
 
 NAME = "local"
@@ -81,7 +79,7 @@ class LocalHost:
         self._torch_devices = devices
         self._builds = Environments(home.environments, variables=os.environ)
         self._environments = JobEnvironments(self._builds)
-        self._datasets = JobDatasets(Datasets(home.datasets, storage=""))
+        self._datasets = JobDatasets(HostDatasets(home.datasets, storage=""))
         with writing(home.path):
             self._kernels = {} if KERNELS in os.environ else {KERNELS: str(kernel_folder(home.path))}
         self._incarnation = 0

@@ -7,7 +7,7 @@ KEPT = 256
 """The number of lines of each worker that are remembered."""
 
 
-class Output:
+class LowestRankOutput:
     """The lines that workers print to stdout.
 
     Workers that train together print the same lines. One that is lost before it has printed a line that others have

@@ -8,7 +8,7 @@ from resile_shared.errors import UsageError
 from resile_shared.messages.message import MAX_INTEGER
 from resile_shared.messages.reports import MAX_BATCH_STEPS, BatchStep
 
-MAX_WORKERS = 1024
+MAX_LOCAL_WORKERS = 1024
 
 
 class PlanError(UsageError):
@@ -42,8 +42,10 @@ def parse_plan(text: str) -> tuple[PlanStep, ...]:
     for iteration, workers in pairs:
         if workers < 1:
             raise PlanError(text, f"'{iteration}:{workers}' leaves no worker; at least 1 is needed")
-        if workers > MAX_WORKERS:
-            raise PlanError(text, f"'{iteration}:{workers}' asks for more than {MAX_WORKERS} workers on one machine")
+        if workers > MAX_LOCAL_WORKERS:
+            raise PlanError(
+                text, f"'{iteration}:{workers}' asks for more than {MAX_LOCAL_WORKERS} workers on one machine"
+            )
     return tuple(PlanStep(iteration, workers) for iteration, workers in pairs)
 
 

@@ -3,19 +3,19 @@
 import asyncio
 import secrets
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from resile_learner.agent.devices import TorchDevices
+from resile_learner.agent.host_devices import TorchDevices
 from resile_learner.processes.client import ForkServerSettings
 from resile_learner.processes.worker_process import Stream
 from resile_scheduler.core import events as scheduler
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.policies.plan import PlanPolicy, PlanStep
 from resile_shared.clock import SteadyClock
-from resile_shared.errors import UsageError
+from resile_shared.errors import ResileError, UsageError
 from resile_shared.log_files import truncate_logs
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import JobPause, JobResume, JobStop, Refused
@@ -25,12 +25,12 @@ from resile_shared.messages.reports import Completed, Report, Warned
 from .events import Noted, Printed, RunEvent, RunOpened
 from .host import HostObserver, LocalHost
 from .in_memory import Command, Event, HostCommand, InMemoryPool, StartTimer
-from .job import LocalJob
 from .narrator import Narrator
-from .output import Output
+from .output import LowestRankOutput
+from .plan import parse_plan
 from .result import Outcome, Result
 from .runs import Home, RunFolder
-from .settings import RunSettings
+from .settings import LocalJob, RunSettings
 from .storage import fetch_model, has_checkpoint, try_storage
 
 SUBMIT, PAUSE, STOP = "submit", "pause", "stop"
@@ -135,7 +135,7 @@ class LocalRun:
             folder = home.create(settings.name or settings.script.stem)
         self._job = LocalJob.of(settings, folder)
         self._narrator = Narrator(self._policy.steps)
-        self._output = Output()
+        self._output = LowestRankOutput()
         self._history = list(folder.journal.history)
         return folder
 
@@ -337,3 +337,19 @@ async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
     ending.result()
     if cancelled is not None:
         raise cancelled
+
+
+async def train_alone(
+    script: Path, args: Sequence[str], *, home: Path, name: str, env: Mapping[str, str] | None = None
+) -> Result:
+    """Train on one worker, to the end: a run that is disturbed has to end with the same parameters.
+
+    Raises ResileError if it does not complete.
+    """
+    settings = RunSettings(
+        script=script, args=tuple(args), env=env or {}, plan=parse_plan("0:1"), home=home, name=name.replace(" ", "-")
+    )
+    result = await LocalRun(settings).run()
+    if result.completed is None:
+        raise ResileError(f"{name} alone {result.outcome.state}: {result.outcome.error}; logs: {result.logs}")
+    return result

@@ -9,11 +9,13 @@ import contextlib
 import errno
 import fcntl
 import os
+import platform
 import re
 import secrets
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +35,8 @@ LOCK_SECONDS = 10.0
 _REMOVED = ".removed-"
 """Prefix of the names of folders that are being deleted."""
 _ID = re.compile(r"[a-z0-9][a-z0-9-]*-[0-9a-f]{6}")
+KERNELS = "TORCHINDUCTOR_CACHE_DIR"
+KEEP_SECONDS = 30 * 86400.0
 
 
 @dataclass(frozen=True)
@@ -293,3 +297,19 @@ def _cut_torn_line(file: Path) -> None:
     """Cut off a last line that is incomplete because its writer was killed."""
     with contextlib.suppress(FileNotFoundError), file.open("rb+") as journal:
         journal.truncate(journal.read().rfind(b"\n") + 1)
+
+
+def kernel_folder(home: Path) -> Path:
+    """Make the folder of this host and version of PyTorch in ``home``, and remove those that were not used for a month.
+
+    All runs of a home belong to one user, so none can make another execute code that it could not run itself. Raises
+    OSError.
+    """
+    kernels = home / "kernels"
+    folder = kernels / f"torch-{version('torch')}-{platform.node()}"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    os.utime(folder)  # its last use
+    for path in kernels.iterdir():
+        if time.time() - path.stat().st_mtime > KEEP_SECONDS:
+            remove_tree(path)
+    return folder

@@ -1,4 +1,4 @@
-"""What a local run is asked to do, checked when it is made."""
+"""What a local run is asked to do, checked when it is made, and the job that it trains."""
 
 import os
 import sys
@@ -9,9 +9,11 @@ from pathlib import Path
 from resile_scheduler.policies.plan import PlanPolicy, PlanStep
 from resile_shared.errors import UsageError
 from resile_shared.messages.datasets import Dataset
+from resile_shared.messages.jobs import MAX_WORKERS, JobRecord, JobSpec, JobState
 from resile_shared.messages.reports import BatchStep
 
-from .plan import MAX_WORKERS
+from .plan import MAX_LOCAL_WORKERS
+from .runs import RunFolder
 
 MAX_DEFAULT_WORKERS = 4
 
@@ -62,8 +64,8 @@ class RunSettings:
             _check_mount(mount)
         if self.output is not None:
             _check_output(self.output)
-        if self.workers is not None and not 1 <= self.workers <= MAX_WORKERS:
-            raise UsageError(f"--workers {self.workers}: a run on this machine has 1 to {MAX_WORKERS} workers")
+        if self.workers is not None and not 1 <= self.workers <= MAX_LOCAL_WORKERS:
+            raise UsageError(f"--workers {self.workers}: a run on this machine has 1 to {MAX_LOCAL_WORKERS} workers")
         if self.plan is not None and self.workers is not None and self.plan[0].workers != self.workers:
             raise UsageError(
                 f"--workers {self.workers} and a plan that starts with {self.plan[0].workers} workers contradict each "
@@ -103,3 +105,69 @@ def _check_output(output: Path) -> None:
         raise UsageError(f"-o {output}: there is no folder {output.parent}")
     if not os.access(output.parent, os.W_OK):
         raise UsageError(f"-o {output}: the folder {output.parent} is not writable")
+
+
+@dataclass(frozen=True)
+class LocalJob:
+    """The only job of a local run: what its settings say, and for the rest what the run that is resumed had."""
+
+    id: str
+    name: str
+    script: str
+    args: tuple[str, ...]
+    storage: str
+    """URL of the object storage."""
+    requirements: tuple[str, ...]
+    data: tuple[Dataset, ...]
+    batches: tuple[BatchStep, ...]
+
+    @classmethod
+    def of(cls, settings: RunSettings, folder: RunFolder) -> "LocalJob":
+        """Return the job of the run in ``folder``."""
+        journal = folder.journal
+        script = settings.script.absolute()
+        storage = journal.storage or folder.path.as_uri()
+        return cls(
+            id=folder.job,
+            name=settings.name or journal.name or script.stem,
+            script=str(script),
+            args=settings.args or journal.args,
+            storage=f"{settings.storage.rstrip('/')}/{folder.job}" if settings.storage else storage,
+            requirements=settings.requirements or (journal.record.spec.requirements if journal.record else ()),
+            data=settings.data or (journal.record.spec.data if journal.record else ()),
+            batches=settings.batches or journal.batches,
+        )
+
+    def spec(self, policy: PlanPolicy) -> JobSpec:
+        """Return the job as the scheduler knows it, with the numbers of workers of ``policy``."""
+        sizes = [step.workers for step in policy.steps]
+        return JobSpec(
+            name=self.name[:200],
+            package=str(Path.cwd()),
+            script=self.script,
+            args=self.args,
+            requirements=self.requirements,
+            data=self.data,
+            min_workers=1 if policy.fits_shards else min(sizes),
+            max_workers=MAX_WORKERS if policy.fits_shards else max(sizes),
+        )
+
+    def paused(self, stored: JobRecord, policy: PlanPolicy) -> JobRecord:
+        """Return the record of the run that is resumed, as of a job that is paused."""
+        return JobRecord(
+            job=self.id,
+            spec=self.spec(policy),
+            state=JobState.PAUSED,
+            priority=stored.priority,
+            submitted=stored.submitted,
+            generation=stored.generation,
+            lineage=max(1, stored.lineage),  # a run that is resumed always looks for a checkpoint
+            next_worker=stored.next_worker,
+            num_items=stored.num_items,
+            kind=stored.kind,
+            reason=stored.reason,
+            iteration=stored.iteration,
+            allocation=stored.allocation,
+            warnings=stored.warnings,
+            checkpoint=stored.checkpoint,
+        )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from resile_learner.datasets.datasets import MAX_BYTES
+from resile_learner.datasets.host_datasets import MAX_BYTES
 from resile_shared.bus.credentials import Credentials, write_credentials
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.home import open_home
@@ -23,7 +23,7 @@ from .process import ServiceProcess
 from .saving import drain_host
 from .services import ServiceSpec, outward_address
 from .supervisor import Log, keep_running, until_cancelled
-from .workers import has_workers
+from .worker_processes import has_workers
 
 BUS_SECONDS = 5.0
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 
-from resile_learner.datasets.datasets import MAX_BYTES
+from resile_learner.datasets.host_datasets import MAX_BYTES
 from resile_shared.bus.nats_server import NatsServer
 from resile_shared.messages.pool import DEFAULT_KEEP_DAYS, DEFAULT_KEEP_JOBS
 from resile_shared.policies import PolicyName

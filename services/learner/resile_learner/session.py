@@ -14,18 +14,18 @@ from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.reports import BatchStep
 
 from .changes import ChangeRecorder
-from .collectives.device.exchange import DeviceExchange, ExchangeRound
+from .collectives.exchange import Exchange, ExchangeRound
 from .collectives.poller import LinkPoller
-from .collectives.round import LinkExchange
+from .collectives.round import LinkRounds
 from .collectives.spec import Abandoned, RoundSpec, Tag
 from .hints import hint_about_gradients
-from .lone_launch import check_not_started_several_times
+from .lone_training import check_not_started_several_times
 from .membership.events import Switch
 from .messages import Completed, Message, Progress, Ready, Warned
 from .phases import Phases
 from .state.run import Handover, RunState
 
-LEFT = (
+LEFT_EARLY = (
     "the training call was left before its end: to end training early, call stop() of its loop instead of raising an "
     "error, on all workers in the same iteration, and let the call go on to its end"
 )
@@ -203,7 +203,7 @@ class SoloSession:
         self.prepared: PreparedLoop | None = None
         self.changes = ChangeRecorder()
         poller = LinkPoller()
-        self._exchange = DeviceExchange(poller, LinkExchange(poller, worker=0))
+        self._exchange = Exchange(poller, LinkRounds(poller, worker=0))
         self._joined = False
         self._has_completed = False
 
@@ -283,7 +283,7 @@ class SoloSession:
 def complete_left(session: Session) -> None:
     """The script has ended before training was complete: complete it. Raises UsageError if that is impossible."""
     if session.prepared is None:
-        raise UsageError(LEFT)
+        raise UsageError(LEFT_EARLY)
     session.prepared.complete()
 
 

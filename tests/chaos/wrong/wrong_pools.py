@@ -199,7 +199,9 @@ WRONG: dict[str, Wrong] = {
         ("resile_learner.training.data.ledger",), _ledger_counts_twice, "did not use every sample once"
     ),
     "stored model is another": Wrong(
-        ("resile_learner.checkpoint.model",), _stored_model_is_another, "the stored model of .* its completion says"
+        ("resile_learner.checkpoint.final_model",),
+        _stored_model_is_another,
+        "the stored model of .* its completion says",
     ),
     "completion names another model": Wrong(
         ("resile_scheduler.core.worker_reports",),

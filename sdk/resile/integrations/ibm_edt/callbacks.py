@@ -9,8 +9,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from .elog import ELog
-from .emetrics import EMetrics
+from .logs import ELog, EMetrics
 
 _WRITTEN_TO = ("LOG_DIR", "RESULT_DIR", "JOB_STATE_DIR")
 

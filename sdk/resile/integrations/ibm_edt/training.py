@@ -4,8 +4,10 @@ All code that changes state, callbacks included, runs on every worker after an e
 an iteration begin it with the same state.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import fcntl
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +20,6 @@ from resile.training.extend import Collate, check_is_mean, current_session, plan
 from resile_shared.errors import UsageError
 
 from .callbacks import Logged, Withheld, call_all, log
-from .datasets import load_datasets
 from .files import ModelFiles
 from .metrics import Metric, accuracy, evaluate, has_accuracy
 from .own_step import OwnStep, WrappedModel, moved
@@ -275,3 +276,35 @@ class FabricTraining:
 
     def _heard(self) -> AbstractContextManager[None]:
         return nullcontext() if self._is_heard else Withheld().hold()
+
+
+def load_datasets(function: Callable[[], Any]) -> tuple[Any, Any]:
+    """Return the result of ``function``: a dataset for training, and one for tests or None. Raises UsageError.
+
+    The first worker of a host downloads; the others wait for it, and then find the downloaded files.
+    """
+    with _locked(os.environ.get("DATA_DIR", "")):
+        pair = function()
+    if not (isinstance(pair, tuple | list) and len(pair) == 2):
+        raise UsageError(
+            f"the function for datasets returned {type(pair).__name__}: return two things, a dataset for training and "
+            "one for tests or None"
+        )
+    return pair[0], pair[1]
+
+
+@contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    """Lock ``folder``, if it can be locked: exclusively, or shared with all workers that had to wait."""
+    lock = None
+    with suppress(OSError):
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(lock, fcntl.LOCK_SH)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)

@@ -1,8 +1,9 @@
 """The agent of one host: it starts and stops the workers that allocations place there, and reports what they do.
 
-core.py         the decisions; pure. events.py: its events and commands
+core.py         the decisions; pure. events.py: its events and commands; templates.py, worker_records.py and
+                report_filter.py: parts of it
 service.py      runs one incarnation after the other; incarnation.py: one of them, the shell around the core
-workers.py      prepares and observes workers, which `processes/` runs; packages, outputs and log_buffer serve them
+host_workers.py prepares and observes workers, which `processes/` runs; packages.py and job_files.py serve them
 reporting.py    publishes reports in order, and keeps them on disk until then
 
 In: the buckets allocations, jobs and hosts, `resile.instruction.<host>`. Out: `resile.host.<host>.hello`, `.goodbye`,

@@ -7,15 +7,13 @@
 - The newest allocation of a job is the truth; an older one has no effect. Nor has anything from a scheduler of an
   earlier epoch than the latest seen, whichever job it is about.
 - A worker that an allocation places on this host and incarnation is started unless it has ever been here, or its slot
-  is held: no two workers are ever on one slot. One that has ended and is forgotten (`numbering.py`) is reported as
+  is held: no two workers are ever on one slot. One that has ended and is forgotten (`HighestNumbers`) is reported as
   gone: a scheduler that does not know of its end may name it again. With all addresses known, the allocation is
   sent as an order to every worker of the job here: members, joiners and leavers alike. Without placements, all workers
   of the job here are killed.
 - A heartbeat lists every worker. One is sent at each tick and at each change, and none while NATS is disconnected. A
   worker that is gone stays listed while the newest allocation names it, and for `LISTED_SECONDS` in any case.
-- What workers report is passed on. Progress replaces earlier progress and is passed on a few times a second; everything
-  else is passed on in order, after the progress that preceded it. Of the warnings of a worker, the first `MAX_WARNINGS`
-  that differ are passed on, each once, and then one that says that there are more.
+- What workers report is passed on: the rules are in `report_filter.py`.
 - A worker is forked once it is prepared, from a template if there is one for it: the rules are in `templates.py`.
 - The environments that the scheduler asks for are built before workers need them; heartbeats report the state of each.
 - Once the templates of the previous incarnation are ready, the host is announced, with growing pauses, until its stored
@@ -23,8 +21,6 @@
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Literal
 
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.hosts import (
@@ -34,12 +30,8 @@ from resile_shared.messages.hosts import (
     HostRecord,
     HostState,
     WorkerExit,
-    WorkerReport,
 )
 from resile_shared.messages.instructions import AssignJobs, PauseWorkers, SendHeartbeat, StopWorkers
-from resile_shared.messages.jobs import MAX_WARNINGS
-from resile_shared.messages.message import at
-from resile_shared.messages.reports import Report
 from resile_shared.recent_events import RecentEvents
 
 from ..messages import (
@@ -51,17 +43,14 @@ from ..messages import (
     Joined,
     Left,
     Member,
-    MemberMessage,
     Order,
     Pause,
     Progress,
     Ready,
-    ReportedByWorker,
     Switched,
     Trained,
     Warned,
     WorkerListening,
-    content_of,
 )
 from .events import (
     AllocationGone,
@@ -83,32 +72,14 @@ from .events import (
     WorkerExited,
     WorkerPrepared,
 )
-from .numbering import HighestNumbers
+from .report_filter import ReportFilter
 from .templates import Templates
+from .worker_records import HighestNumbers, Worker, worker_reports
 
 ANNOUNCE_SECONDS = 5.0
 MAX_ANNOUNCE_SECONDS = 300.0
-PROGRESS_SECONDS = 0.25
 LISTED_SECONDS = 10.0
-MAX_DETAILS_IN_HEARTBEAT = 500_000
-"""Maximum characters of tracebacks in a heartbeat; more are left out, since all workers of a host may fail at once."""
 _GONE = (HostState.LOST, HostState.LEFT)
-
-
-@dataclass
-class Worker:
-    """One worker as the agent sees it."""
-
-    slot: int
-    state: Literal["starting", "ready", "member", "left", "gone"] = "starting"
-    address: Address | None = None
-    generation: int = 0
-    iteration: int = 0
-    exit: WorkerExit | None = None
-    ended: float = 0.0
-    is_killed: bool = False
-    warnings: set[str] = field(default_factory=set)
-    """The warnings that were passed on."""
 
 
 class AgentCore:
@@ -136,8 +107,7 @@ class AgentCore:
         self._num_waiting = 0
         self._announce_due = 0.0
         self._announce_pause = ANNOUNCE_SECONDS
-        self._progress: dict[str, Report] = {}  # not passed on yet
-        self._progress_at: dict[str, float] = {}
+        self._reports = ReportFilter(host, incarnation)
         self._recent = RecentEvents(f"agent of {host}")
 
     def needs(self, job: str) -> bool:
@@ -311,9 +281,9 @@ class AgentCore:
             case Joined() | Trained() | Finished() | ChangeTraced():
                 return beat
             case Warned():
-                return self._warn(job, message, worker, now)
+                return [*self._reports.warn(job, message, worker, now=now)]
             case _:
-                return [*beat, *self._report(job, message, worker, now)]
+                return [*beat, *self._reports.report(job, message, worker, now=now)]
 
     def _apply(self, job: str, message: FromWorker, worker: Worker) -> None:
         match message:
@@ -338,49 +308,16 @@ class AgentCore:
         if worker and worker.state in ("starting", "ready", "member"):
             worker.state, worker.generation, worker.iteration = "member", generation, iteration
 
-    def _warn(self, job: str, warned: Warned, worker: Worker, now: float) -> list[Command]:
-        if warned.message in worker.warnings or len(worker.warnings) > MAX_WARNINGS:
-            return []
-        if len(worker.warnings) == MAX_WARNINGS:
-            text = f"worker {warned.worker} warned of more than {MAX_WARNINGS} things: its other warnings are left out"
-            warned = Warned(worker=warned.worker, message=text)
-        worker.warnings.add(warned.message)
-        return self._report(job, warned, worker, now)
-
-    def _report(self, job: str, message: ReportedByWorker, worker: Worker, now: float) -> list[Command]:
-        report = Report(
-            job=job,
-            host=self.host,
-            incarnation=self.incarnation,
-            worker=message.worker,
-            slot=worker.slot,
-            generation=message.generation if isinstance(message, MemberMessage) else worker.generation,
-            time=at(now),
-            content=content_of(message),
-        )
-        if not isinstance(message, Progress):
-            return [*self._take_progress(job), report]
-        self._progress[job] = report
-        is_due = now - self._progress_at.get(job, 0.0) >= PROGRESS_SECONDS
-        if not (is_due or message.ends_epoch):
-            return []
-        self._progress_at[job] = now
-        return self._take_progress(job)
-
-    def _take_progress(self, job: str) -> list[Command]:
-        progress = self._progress.pop(job, None)
-        return [progress] if progress else []
-
     def _on_exit(self, job: str, number: int, exit_: WorkerExit, now: float) -> list[Command]:
         worker = self.workers[job, number]
         worker.state, worker.exit, worker.ended = "gone", exit_, now
         self._templates.on_exit(job, number)
-        return [*self._take_progress(job), *self._heartbeat(now), *self._update_watches()]
+        return [*self._reports.take_progress(job), *self._heartbeat(now), *self._update_watches()]
 
     def _on_tick(self, tick: Tick, now: float) -> list[Command]:
         self._is_bus_up, self._num_waiting = tick.is_bus_up, tick.num_waiting
         self._forget_workers(now)
-        commands = [command for job in list(self._progress) for command in self._take_progress(job)]
+        commands: list[Command] = [*self._reports.take_all_progress()]
         commands += self._templates.on_tick(self._watched, now)
         return [*commands, *self._announce(now), *self._heartbeat(now)]
 
@@ -395,18 +332,13 @@ class AgentCore:
         if not self._is_bus_up:
             return []
         self._num_beats += 1
-        room = MAX_DETAILS_IN_HEARTBEAT
-        reports = []
-        for (job, number), worker in self.workers.items():
-            reports.append(_worker_report(job, number, worker, room))
-            room -= len(worker.exit.details) if worker.exit else 0
         beat = Heartbeat(
             host=self.host,
             incarnation=self.incarnation,
             number=self._num_beats,
             num_waiting=self._num_waiting,
             jobs=None if self._assigned is None else tuple(sorted(self._assigned)),
-            workers=tuple(reports),
+            workers=tuple(worker_reports(self.workers)),
             environments=None if self._environments is None else tuple(self._environments.values()),
         )
         return [beat]
@@ -419,7 +351,7 @@ class AgentCore:
             if all(placement.worker != number for placement in self._placed_here(self._allocations.get(job))):
                 del self.workers[job, number]
                 if all(other != job for other, _ in self.workers):
-                    self._progress_at.pop(job, None)
+                    self._reports.forget(job)
 
     def _placed_here(self, allocation: Allocation | None) -> Iterator[Placement]:
         for placement in allocation.placements if allocation else ():
@@ -468,20 +400,4 @@ def _order(allocation: Allocation | None) -> Order | None:
         not_before=allocation.not_before,
         until=allocation.until,
         batch_size=allocation.batch_size,
-    )
-
-
-def _worker_report(job: str, number: int, worker: Worker, room: int) -> WorkerReport:
-    exit_ = worker.exit
-    if exit_ and len(exit_.details) > room:
-        exit_ = exit_.model_copy(update={"details": ""})
-    return WorkerReport(
-        job=job,
-        worker=number,
-        slot=worker.slot,
-        state=worker.state,
-        address=worker.address,
-        generation=worker.generation,
-        iteration=worker.iteration,
-        exit=exit_,
     )

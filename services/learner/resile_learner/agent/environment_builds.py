@@ -12,7 +12,7 @@ from resile_shared.messages.hosts import EnvironmentReport
 
 from ..preparation import PreparationFailed
 from ..processes.worker_process import Stream
-from .workers import WorkerContext
+from .host_workers import WorkerContext
 
 logger = logging.getLogger(__name__)
 

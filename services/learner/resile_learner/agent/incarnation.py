@@ -3,27 +3,31 @@
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing, suppress
 from typing import Any
 
 from opentelemetry.context import Context, get_current
 
 from resile_shared.bus import subjects
+from resile_shared.bus.buckets import Bucket
 from resile_shared.bus.client import Bus
 from resile_shared.bus.envelope import Received
 from resile_shared.bus.subjects import ALLOCATIONS, HOSTS
 from resile_shared.clock import SteadyClock
+from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import Heartbeat, HostHello
 from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.logs import LogLines
 from resile_shared.messages.reports import PeerSuspected, Report
+from resile_shared.telemetry.traces import context_of
 
 from ..processes.fork_servers import ForkServers
 from ..processes.runner import WorkerRunner
 from .core import AgentCore
 from .environment_builds import EnvironmentBuilds
 from .events import (
+    AllocationGone,
     AnnounceHost,
     Command,
     EndIncarnation,
@@ -40,15 +44,12 @@ from .events import (
     UnwatchAllocation,
     WatchAllocation,
 )
-from .host_templates import HostTemplates
+from .host_templates import HostTemplates, KeptTemplates
+from .host_traces import HostTraces
+from .host_workers import MAX_WAITING_LINES, HostWorkers, WorkerContext
 from .job_files import JobFiles
-from .kept_templates import KeptTemplates
-from .log_buffer import MAX_WAITING_LINES
 from .metrics import AgentMetrics
 from .reporting import ReportQueue, Spool
-from .traces import Traces
-from .watches import AllocationWatches
-from .workers import HostWorkers, WorkerContext
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +78,7 @@ class AgentIncarnation:
         self._clock = SteadyClock()
         self._core = AgentCore(hello.host, hello.incarnation, builds_ahead=True)
         self._events: asyncio.Queue[tuple[Event, Context]] = asyncio.Queue()
-        self._traces = Traces(hello.host)
+        self._traces = HostTraces(hello.host)
         self._templates = HostTemplates(fork_servers, self._post, KeptTemplates(context.folder.path / "templates.json"))
         self._template_commands: asyncio.Queue[PrepareTemplate | EndTemplate] = asyncio.Queue()
         self._workers = HostWorkers(context, self._templates, self._post)
@@ -251,3 +252,35 @@ class AgentIncarnation:
                 self._workers.has_lines.set()
             else:
                 self._workers.lines.pop((job, worker), None)
+
+
+class AllocationWatches:
+    """Posts each allocation that is watched, with the trace in which it was written.
+
+    Each watch is a task of its own: a host gets the allocations of the jobs that concern it, and no others.
+    """
+
+    def __init__(self, bucket: Bucket[Allocation], post: Callable[[Event, Context], None]) -> None:
+        self._bucket = bucket
+        self._post = post
+        self._group = asyncio.TaskGroup()
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    async def run(self) -> None:
+        """Run the watches that are begun from now on, until cancelled."""
+        async with self._group:
+            await asyncio.Event().wait()
+
+    def change(self, command: WatchAllocation | UnwatchAllocation) -> None:
+        """Begin or end a watch; after its end, nothing more of it is posted."""
+        match command:
+            case WatchAllocation(job):
+                self._tasks[job] = self._group.create_task(self._watch(job))
+            case UnwatchAllocation(job):
+                self._tasks.pop(job).cancel()
+
+    async def _watch(self, job: str) -> None:
+        async with aclosing(self._bucket.watch(job)) as batches:
+            async for changes in batches:
+                for change in changes:
+                    self._post(change.value or AllocationGone(change.key), context_of(change.headers))

@@ -15,22 +15,22 @@ from resile_shared.pool_settings import load_pool_settings
 from resile_shared.service import ServiceContext
 from resile_shared.version import VERSION
 
-from ..datasets.datasets import Datasets
+from ..datasets.host_datasets import HostDatasets
 from ..environments import Environments
 from ..processes.client import ForkServerClient, ForkServerSettings
 from ..processes.descendants import adopt_orphans, children_in_session, kill_strays
 from ..processes.fork_servers import ForkServers
-from .datasets import JobDatasets
-from .devices import HostDevices, detect_devices, host_devices, inheritable
-from .environments import JobEnvironments
 from .events import EndIncarnation
 from .folder import AgentFolder
+from .host_devices import HostDevices, detect_devices, host_devices, inheritable
+from .host_workers import WorkerContext
 from .incarnation import AgentIncarnation
+from .job_datasets import JobDatasets
+from .job_environments import JobEnvironments
+from .job_files import Outputs
 from .metrics import AgentMetrics
-from .outputs import Outputs
 from .packages import Packages
 from .settings import LearnerSettings, location_of, parse_labels
-from .workers import WorkerContext
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class Agent:
         self._packages = Packages(self._settings.storage, folder.packages)
         self._environments = JobEnvironments(Environments(folder.environments, variables=inheritable(os.environ)))
         self._datasets = JobDatasets(
-            Datasets(folder.datasets, storage=self._settings.storage, max_bytes=self._settings.data_cache_bytes)
+            HostDatasets(folder.datasets, storage=self._settings.storage, max_bytes=self._settings.data_cache_bytes)
         )
         self._outputs = Outputs(self._settings.storage)
         self._devices: HostDevices | None = None

@@ -13,7 +13,7 @@ from resile_shared.messages.message import Id
 from resile_shared.settings import DetectionSeconds, ServiceSettings
 from resile_shared.text import is_line
 
-from ..datasets.datasets import MAX_BYTES
+from ..datasets.host_datasets import MAX_BYTES
 
 
 def own_name() -> str:

@@ -20,13 +20,12 @@ from ..messages import ChangeTraced, CheckpointSaved, Warned
 from ..session import Session
 from ..state.flat import Allocate
 from ..state.run import RunState
-from .cold_start import load_agreed
-from .header import NOTHING, CheckpointHeader, PauseProgress, StoredPart
+from .checkpoint_header import NOTHING, CheckpointHeader, PauseProgress, StoredPart
 from .interval import CheckpointInterval
 from .lineage import Start, model_key
 from .manifest import CheckpointId, PartTracker
 from .snapshot import Snapshot
-from .store import CheckpointStore, DamagedError, Loaded
+from .store import CheckpointStore, DamagedError, Loaded, load_agreed
 from .upload_queue import UploadQueue
 from .uploads import Uploads
 

@@ -14,8 +14,8 @@ from typing import Any
 from resile_shared.errors import ResileError
 from resile_shared.storage.objects import StorageError
 
+from .final_model import save_model
 from .manifest import CheckpointId, DivergedError, Manifest, PartInfo
-from .model import save_model
 from .snapshot import Snapshot, sha256
 from .store import CheckpointStore
 from .upload_queue import Prune, PutPart, StoreModel, Task, Upload, UploadQueue, Wait, WriteManifest

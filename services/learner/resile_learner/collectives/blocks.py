@@ -1,12 +1,12 @@
 """What is moved in a round: blocks of buckets, stages of a group, and the frames with them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain
 from typing import NamedTuple
 
-from .frames import ROUND_PAYLOAD_BYTES, Kind, encode_content
+from .frames import ROUND_PAYLOAD_BYTES, Kind, WorkerGroups, encode_content
 
 WINDOW = 4
 """A member sends another the pieces of at most this many blocks ahead of their sums: it bounds the scratch memory."""
@@ -18,9 +18,9 @@ MAX_DIRECT_BYTES = 1 << 18
 
 MIN_SHARED_BYTES = 512 << 10
 """The smallest bucket that is folded by group; sockets are as fast for smaller ones."""
-NUM_SLOTS = 2
+NUM_STAGE_BUFFERS = 2
 """Number of stages that a segment holds at a time."""
-SLOT_BYTES = 5 << 20
+STAGE_BYTES = 5 << 20
 """Bytes that a segment keeps for the pieces of one stage, and again for its results.
 
 With up to 8 workers, a bucket of 4 MiB is one stage: each stage costs every pair of workers four frames and wake-ups.
@@ -28,6 +28,7 @@ With up to 8 workers, a bucket of 4 MiB is one stage: each stage costs every pai
 
 
 Ranks = tuple[int, ...]
+Groups = tuple[Ranks, ...]
 
 
 class Edge(NamedTuple):
@@ -42,10 +43,10 @@ class Edge(NamedTuple):
 class Sharing(NamedTuple):
     """How large buckets are exchanged: which ranks share memory, which are in one rack, and which own blocks."""
 
-    groups: tuple[Ranks, ...] = ()
+    groups: Groups = ()
     """All ranks, divided into groups whose members all share memory. Empty: every rank exchanges with every other."""
     min_bytes: int = MIN_SHARED_BYTES
-    slot_bytes: int = SLOT_BYTES
+    stage_bytes: int = STAGE_BYTES
     owners: Ranks = ()
     """The ranks that own the blocks of cut buckets, in equal shares. Empty: all ranks own blocks."""
     racks: tuple[Ranks, ...] = ()
@@ -54,7 +55,7 @@ class Sharing(NamedTuple):
     @property
     def stage_blocks(self) -> int:
         """The maximum number of blocks in a stage."""
-        return max(1, self.slot_bytes // ROUND_PAYLOAD_BYTES)
+        return max(1, self.stage_bytes // ROUND_PAYLOAD_BYTES)
 
     @property
     def segment_bytes(self) -> int:
@@ -64,7 +65,7 @@ class Sharing(NamedTuple):
     @property
     def results_offset(self) -> int:
         """The offset in bytes of a segment's second half, which is for results."""
-        return NUM_SLOTS * self.stage_blocks * ROUND_PAYLOAD_BYTES
+        return NUM_STAGE_BUFFERS * self.stage_blocks * ROUND_PAYLOAD_BYTES
 
     def group_of(self, rank: int) -> Ranks:
         """The group of ``rank``."""
@@ -94,6 +95,47 @@ class Sharing(NamedTuple):
             yield from (Edge(self.head(other, owner), owner, other) for other in racks if other != rack)
         elif rank == head:
             yield Edge(head, owner, rack)
+
+    @property
+    def path(self) -> str:
+        """Human-readable description of how sums travel."""
+        if not self.groups:
+            return "over TCP"
+        sizes = [len(group) for group in self.groups]
+        size = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
+        steps = []
+        if len(sizes) == 1:
+            steps.append("shared memory")
+        elif max(sizes) > 1:
+            steps.append(f"shared memory within {len(sizes)} groups of {size} workers")
+            steps.append("one fold per group over TCP")
+        if self.racks:
+            steps.append(f"one fold per rack over TCP ({len(self.racks)} racks)")
+        limit = f"for buckets of {self.min_bytes / 1024:.4g} KiB and more, TCP for smaller ones"
+        return f"{' and '.join(steps)} {limit}"
+
+
+def groups_among(members: Sequence[int], groups: WorkerGroups) -> Groups:
+    """The ranks of ``members``, by group; empty if there are only single ranks."""
+    group_of = {worker: group for group in groups for worker in group}
+    among = {
+        tuple(rank for rank, other in enumerate(members) if other in group_of.get(worker, (worker,)))
+        for worker in members
+    }
+    return tuple(sorted(among)) if len(among) < len(members) else ()
+
+
+def grown_groups(groups: Groups, mapped: Sequence[frozenset[int]]) -> Groups:
+    """Join groups all of whose ranks have mapped each other's segments; empty if there are only single ranks."""
+    grown: list[tuple[int, ...]] = []
+    for group in groups or [(rank,) for rank in range(len(mapped))]:
+        for number, other in enumerate(grown):
+            if all(one in mapped[two] and two in mapped[one] for one in group for two in other):
+                grown[number] = tuple(sorted(other + group))
+                break
+        else:
+            grown.append(group)
+    return tuple(grown) if len(grown) < len(mapped) else ()
 
 
 @lru_cache(maxsize=16)
@@ -212,7 +254,7 @@ class Transfer(NamedTuple):
     """The second half of the frame's header."""
     num_bytes: int = 0
     """Size of the frame's payload in bytes."""
-    turn: int = -1
+    sum_index: int = -1
     """For pieces whose sum comes back: the number of such frames before this one between the two ranks. Else -1."""
 
 
@@ -224,7 +266,7 @@ class Route:
     """PIECES and STAGED frames to the other member."""
     pieces_in: list[Transfer] = field(default_factory=list)
     sums_out: list[Transfer] = field(default_factory=list)
-    """SUM frames to the other member: one for each of ``pieces_in`` that has a turn, in the same order."""
+    """SUM frames to the other member: one for each of ``pieces_in`` that has a ``sum_index``, in the same order."""
     sums_in: list[Transfer] = field(default_factory=list)
     folded_in: list[Transfer] = field(default_factory=list)
     """FOLDED frames from the other member, in their own order: a head may wait longer for others' sums than its own."""

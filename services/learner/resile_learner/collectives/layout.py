@@ -10,7 +10,7 @@ other is a group of its own. Racks are groups of groups: the head of a rack fold
 only what then remains goes to the block's owner. The sum comes back the same way. The owner is the head of its own
 group and rack. Blocks, their owners and the tree do not depend on what carries the pieces or which rank adds them.
 
-Inside a group blocks are exchanged in stages. In a stage a member copies its pieces of several blocks into a slot of
+Inside a group blocks are exchanged in stages. In a stage a member copies its pieces of several blocks into a part of
 its own segment, the heads fold straight from the others' segments, and leave the sums in their own, where the others
 read them.
 """
@@ -26,7 +26,7 @@ from .blocks import (
     DIRECT_BYTES,
     MAX_DIRECT_BYTES,
     NOT_SHARED,
-    NUM_SLOTS,
+    NUM_STAGE_BUFFERS,
     WINDOW,
     Block,
     Edge,
@@ -38,9 +38,8 @@ from .blocks import (
     Stage,
     Transfer,
 )
-from .folding import Folding, folding
 from .frames import ROUND_PAYLOAD_BYTES, Kind
-from .tree import Interval
+from .tree import Folding, Interval, folding
 
 
 @dataclass(frozen=True)
@@ -198,14 +197,14 @@ class _Cut:
         for bucket in sorted(self.grouped):
             blocks = [block for block in self.blocks if block.bucket == bucket]
             num_stages = -(-len(blocks) // most)
-            for turn in range(num_stages):
-                first, last = (len(blocks) * edge // num_stages for edge in (turn, turn + 1))
+            for cut in range(num_stages):
+                first, last = (len(blocks) * edge // num_stages for edge in (cut, cut + 1))
                 yield Stage(bucket, number, tuple(self._parts(blocks[first:last], number)))
                 number += 1
 
     def _parts(self, blocks: Sequence[Block], stage: int) -> Iterator[Part]:
         """The blocks of a stage by owner."""
-        offset = stage % NUM_SLOTS * self.sharing.stage_blocks * ROUND_PAYLOAD_BYTES
+        offset = stage % NUM_STAGE_BUFFERS * self.sharing.stage_blocks * ROUND_PAYLOAD_BYTES
         for _, own in groupby(sorted(blocks, key=lambda block: (block.owner, block.place)), lambda block: block.owner):
             part = Part(stage, offset, offset + self.sharing.results_offset, tuple(own))
             offset += len(part.blocks) * ROUND_PAYLOAD_BYTES
@@ -250,9 +249,9 @@ def _flat_edges(rank: int, owner: int, ranks: Sequence[int]) -> Iterator[Edge]:
 
 def _add(block: Block, num_pieces: int, pieces: list[Transfer], sums: list[Transfer]) -> None:
     """Add the frames of a block from one rank to another: its pieces, and the sum that comes back."""
-    turn = len(sums) if block.shared else -1
+    sum_index = len(sums) if block.shared else -1
     content = block.content(Kind.PIECES, num_pieces=num_pieces)
-    pieces.append(Transfer(block, content, num_pieces * block.num_bytes, turn))
+    pieces.append(Transfer(block, content, num_pieces * block.num_bytes, sum_index))
     if block.shared:
         sums.append(Transfer(block, block.content(Kind.SUM), block.num_bytes))
 
@@ -266,11 +265,11 @@ def _scratch_of(routes: Sequence[Route]) -> tuple[dict[tuple[int, int], int], in
     end = 0
     for rank, route in enumerate(routes):
         frames = [(frame.item.place, frame) for frame in route.pieces_in if isinstance(frame.item, Block)]
-        size = padded(max((frame.num_bytes for _, frame in frames if frame.turn >= 0), default=0))
+        size = padded(max((frame.num_bytes for _, frame in frames if frame.sum_index >= 0), default=0))
         first, end = end, end + WINDOW * size
         for place, frame in frames:
-            if frame.turn >= 0:
-                received[place, rank] = first + frame.turn % WINDOW * size
+            if frame.sum_index >= 0:
+                received[place, rank] = first + frame.sum_index % WINDOW * size
             else:
                 received[place, rank] = end
                 end += padded(frame.num_bytes)

@@ -18,25 +18,22 @@ such workers have ended (see `segments`); if that takes long, it makes another o
 again. Where memory cannot be shared, the connections carry everything, and the reason is reported.
 """
 
-import hashlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 
-from .blocks import MIN_SHARED_BYTES, Ranks, Sharing
+from .blocks import MIN_SHARED_BYTES, Groups, Sharing, groups_among, grown_groups
 from .frames import WorkerGroups
 from .link_rates import choose_owners, choose_racks, host_rates, rate_of, rate_text, smallest_grouped
 from .reduction import SharedMemory
-from .segments import NAME_BYTES, TOKEN_BYTES, Mailbox, OwnSegment, Segment, map_segment
+from .segments import NAME_BYTES, Mailbox, OwnSegment, Segment, map_segment
 from .spec import RoundSpec
-from .status import NO_DIGEST, NO_RACK, NOWHERE, Host, Status, decode_status, status_bytes
+from .status import NO_RACK, NO_TOKEN, NOWHERE, Host, Status, decode_status, mapped_now, segments_digest, status_bytes
 from .transport import Traffic
 
 _NO_NAME = bytes(NAME_BYTES)
-_NO_TOKEN = bytes(TOKEN_BYTES)
 _PATIENT_ROUNDS = 4
 """A member waits this many rounds of a generation for non-members to release its segment, then makes another one."""
 Key = tuple[int, tuple[int, ...]]
-Groups = tuple[Ranks, ...]
 
 
 class MemoryAgreement:
@@ -145,7 +142,7 @@ class MemoryAgreement:
         released = self._released | left
         self._begin_generation((generation, members))
         self._released = released
-        self._groups = _among(members, groups)
+        self._groups = groups_among(members, groups)
 
     @property
     def status_bytes(self) -> int:
@@ -163,10 +160,10 @@ class MemoryAgreement:
         """
         self._measure(traffic)
         name = self._mailbox.name if self._mailbox else _NO_NAME
-        token = self._own.token if self._own and not self._strangers(self._own) else _NO_TOKEN
+        token = self._own.token if self._own and not self._strangers(self._own) else NO_TOKEN
         tokens = self._mapped_tokens()
         status = Status(
-            self._host, name, token, frozenset(tokens), self._rate, self._rack, self._far_rate, _digest_of(tokens)
+            self._host, name, token, frozenset(tokens), self._rate, self._rack, self._far_rate, segments_digest(tokens)
         )
         return status.encode(len(self._members))
 
@@ -206,9 +203,9 @@ class MemoryAgreement:
         self._map()
         # From the statuses alone, so that all members reach the same result.
         statuses = [self._status_of(rank) for rank in range(len(self._members))]
-        mapped = _mapped_now(statuses)
+        mapped = mapped_now(statuses)
         self._is_settled = all(self._rank in mapped[rank] for rank in self._group if rank != self._rank)
-        self._groups = _grown(self._groups, mapped)
+        self._groups = grown_groups(self._groups, mapped)
         rates = host_rates(statuses)
         self._slowest = min(rates.values(), default=0)
         self._owners = choose_owners(statuses, rates)
@@ -222,7 +219,7 @@ class MemoryAgreement:
         """Human-readable description of how the members exchange gradients in this round; empty for a single member."""
         if len(self._members) < 2:
             return ""
-        parts = [_path_of(self._sharing)]
+        parts = [self._sharing.path]
         if self._slowest:
             parts.append(f"the links of the slowest host carry {rate_text(self._slowest)}")
         if self._owners:
@@ -282,8 +279,8 @@ class MemoryAgreement:
     def _lacks(self, rank: int) -> bool:
         """Whether a rank has named a segment that is not mapped here."""
         token = self._status_of(rank).token
-        mapped, _ = self._mapped.get(self._members[rank], (_NO_TOKEN, None))
-        return token not in (_NO_TOKEN, mapped)
+        mapped, _ = self._mapped.get(self._members[rank], (NO_TOKEN, None))
+        return token not in (NO_TOKEN, mapped)
 
     def _offer(self) -> None:
         """Open a mailbox; once the group is known, make the own segment, and send it to those that can receive it."""
@@ -352,62 +349,3 @@ class MemoryAgreement:
         if not self._reason:
             self._reason = reason
             self._report(f"workers of one host exchange gradients over TCP, and not in shared memory: {reason}")
-
-
-def _path_of(sharing: Sharing) -> str:
-    if not sharing.groups:
-        return "over TCP"
-    sizes = [len(group) for group in sharing.groups]
-    size = f"{min(sizes)}" if min(sizes) == max(sizes) else f"{min(sizes)} to {max(sizes)}"
-    steps = []
-    if len(sizes) == 1:
-        steps.append("shared memory")
-    elif max(sizes) > 1:
-        steps.append(f"shared memory within {len(sizes)} groups of {size} workers")
-        steps.append("one fold per group over TCP")
-    if sharing.racks:
-        steps.append(f"one fold per rack over TCP ({len(sharing.racks)} racks)")
-    limit = f"for buckets of {sharing.min_bytes / 1024:.4g} KiB and more, TCP for smaller ones"
-    return f"{' and '.join(steps)} {limit}"
-
-
-def _among(members: Sequence[int], groups: WorkerGroups) -> Groups:
-    """The ranks of ``members``, by group; empty if there are only single ranks."""
-    group_of = {worker: group for group in groups for worker in group}
-    among = {
-        tuple(rank for rank, other in enumerate(members) if other in group_of.get(worker, (worker,)))
-        for worker in members
-    }
-    return tuple(sorted(among)) if len(among) < len(members) else ()
-
-
-def _grown(groups: Groups, mapped: Sequence[frozenset[int]]) -> Groups:
-    """Join groups all of whose ranks have mapped each other's segments; empty if there are only single ranks."""
-    grown: list[tuple[int, ...]] = []
-    for group in groups or [(rank,) for rank in range(len(mapped))]:
-        for number, other in enumerate(grown):
-            if all(one in mapped[two] and two in mapped[one] for one in group for two in other):
-                grown[number] = tuple(sorted(other + group))
-                break
-        else:
-            grown.append(group)
-    return tuple(grown) if len(grown) < len(mapped) else ()
-
-
-def _digest_of(tokens: Mapping[int, bytes]) -> bytes:
-    """A digest of which segments of which ranks are mapped."""
-    if not tokens:
-        return NO_DIGEST
-    content = b"".join(rank.to_bytes(4) + token for rank, token in sorted(tokens.items()))
-    return hashlib.sha256(content).digest()[: len(NO_DIGEST)]
-
-
-def _mapped_now(statuses: Sequence[Status]) -> list[frozenset[int]]:
-    """[rank]: the ranks whose segments it has mapped, if they are those that these ranks name now."""
-    named = {rank: status.token for rank, status in enumerate(statuses) if status.token != _NO_TOKEN}
-    return [
-        status.mapped
-        if status.mapped <= named.keys() and status.digest == _digest_of({rank: named[rank] for rank in status.mapped})
-        else frozenset()
-        for status in statuses
-    ]

@@ -108,14 +108,14 @@ class RoundPeer(Sink):
         """Queue pieces of the peer's next blocks, as far as buckets are pushed and the peer has room."""
         pieces, reduction = self._route.pieces_out, self._reduction
         while self._pieces_sent < len(pieces):
-            item, content, _, turn = pieces[self._pieces_sent]
+            item, content, _, sum_index = pieces[self._pieces_sent]
             if item.bucket >= len(reduction.buckets):
                 return
             payload: Sequence[bytes | memoryview] = ()
             if isinstance(item, Stage):
                 if item.number >= reduction.num_staged:
                     return
-            elif turn >= self._sums.num_taken + WINDOW or not reduction.is_complete(item):
+            elif sum_index >= self._sums.num_taken + WINDOW or not reduction.is_complete(item):
                 return
             else:
                 payload = reduction.outgoing(item)
@@ -155,7 +155,7 @@ class RoundPeer(Sink):
             return _NO_MEMORY
         if is_sum:
             return self._reduction.sum_memory(block)
-        has_room = transfer.turn < self._sums_sent + WINDOW
+        has_room = transfer.sum_index < self._sums_sent + WINDOW
         return self._reduction.pieces_memory(block, self.rank, transfer.num_bytes) if has_room else None
 
     def accept(self, frame: Frame) -> Destination | Refusal:

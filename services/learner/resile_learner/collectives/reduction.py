@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from .blocks import NOT_SHARED, NUM_SLOTS, Block, Shape, Sharing, Stage
-from .folding import Folding
+from .blocks import NOT_SHARED, NUM_STAGE_BUFFERS, Block, Shape, Sharing, Stage
+from .bucket_memory import Array, Bucket, Scratch
 from .layout import layout
-from .memory import Array, Bucket, Scratch
 from .segments import Segment
 from .spec import RoundSpec
+from .tree import Folding
 
 
 class SharedMemory:
@@ -105,11 +105,11 @@ class Reduction:
         return is_staged and not self._num_missing.get(block.place)
 
     def can_stage(self) -> bool:
-        """Whether the next stage's bucket is pushed, and its slot of the own segment has been read by the others."""
+        """Whether the next stage's bucket is pushed, and its buffer in the own segment has been read by the others."""
         number, stages = self.num_staged, self.layout.stages
         if number == len(stages) or stages[number].bucket >= len(self.buckets):
             return False
-        return number < NUM_SLOTS or not self._num_unfolded[number - NUM_SLOTS]
+        return number < NUM_STAGE_BUFFERS or not self._num_unfolded[number - NUM_STAGE_BUFFERS]
 
     def stage(self) -> None:
         """Copy own pieces of the next stage to where the partners read them."""

@@ -7,13 +7,13 @@ It cannot deadlock, because of four rules:
    stops reading its links, and an ABORT always arrives.
 2. Pieces depend on the sender's own compute; those from the head of a group depend on a stage that the whole group has
    announced, and those from the head of a rack on the pieces of its groups. A sum depends on pieces, or on the sum that
-   a head receives. A stage depends on compute, and on the sums of the stage ``NUM_SLOTS`` before it.
+   a head receives. A stage depends on compute, and on the sums of the stage ``NUM_STAGE_BUFFERS`` before it.
 3. Between any two members all blocks go in the same order, and so do all stages in a group. So the oldest block whose
    sum has not arrived everywhere can always be completed.
 4. Frames that a member defers (of a bucket it has not pushed, of a later round) wait for its own compute, never for
    another member.
 
-Each half of a segment has one rule for its slots. Pieces may be overwritten when all heads of the group have sent
+Each half of a segment has one rule for its buffers. Pieces may be overwritten when all heads of the group have sent
 FOLDED for the older stage, since they have then read them. Results may be overwritten when all partners have announced
 the newer stage: before it copied that stage, each had to read the sums of the older one. The same holds between rounds,
 whose groups only grow as long as they use the same segments (`MemoryAgreement`). A member that leaves announces no
@@ -25,9 +25,9 @@ import time
 from collections.abc import Callable
 from functools import partial
 
+from .bucket_memory import Scratch
 from .frames import MAX_HEADER_BYTES, Kind, Malformed, encode, encode_abort, encode_tag
 from .link import BrokenLink, DrainSink, Link
-from .memory import Scratch
 from .memory_agreement import MemoryAgreement
 from .peer import RoundPeer
 from .poller import LinkPoller
@@ -38,7 +38,7 @@ from .transport import Traffic
 DRAIN_TIMEOUT_MS = 500
 
 
-class LinkExchange:
+class LinkRounds:
     """Opens the rounds of ``worker``. For the main thread; other threads end a round by ``LinkPoller.abort_round``."""
 
     def __init__(self, poller: LinkPoller, worker: int, agreement: MemoryAgreement | None = None) -> None:
@@ -53,7 +53,7 @@ class LinkExchange:
 
 
 class LinkRound:
-    """A round under way over links. `ExchangeRound` (device/exchange.py) has one, also where devices carry the sums."""
+    """A round under way over links. `ExchangeRound` (exchange.py) has one, also where devices carry the sums."""
 
     def __init__(
         self, poller: LinkPoller, scratch: Scratch, agreement: MemoryAgreement, spec: RoundSpec, worker: int

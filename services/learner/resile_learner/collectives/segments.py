@@ -26,7 +26,7 @@ from typing import NamedTuple
 import torch
 
 from ..state.memory import tensor_bytes
-from .memory import Array, array_of
+from .bucket_memory import Array, array_of
 
 NAME_BYTES = 16
 TOKEN_BYTES = 16

@@ -3,7 +3,7 @@
 import hashlib
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -24,6 +24,7 @@ class Host(NamedTuple):
 NOWHERE = Host(bytes(8), bytes(8))
 NO_RACK = bytes(8)
 NO_DIGEST = bytes(8)
+NO_TOKEN = bytes(TOKEN_BYTES)
 
 
 def find_host() -> Host:
@@ -83,6 +84,26 @@ def decode_status(data: bytes) -> Status:
     mapped = frozenset(rank for rank in range(8 * (len(data) - _STATUS.size)) if bits >> rank & 1)
     rate, far_rate = map(_decode_rate, rates)
     return Status(Host(kernel, network), name, token, mapped, rate, rack, far_rate, digest)
+
+
+def segments_digest(tokens: Mapping[int, bytes]) -> bytes:
+    """A digest of which segments of which ranks are mapped."""
+    if not tokens:
+        return NO_DIGEST
+    content = b"".join(rank.to_bytes(4) + token for rank, token in sorted(tokens.items()))
+    return hashlib.sha256(content).digest()[: len(NO_DIGEST)]
+
+
+def mapped_now(statuses: Sequence[Status]) -> list[frozenset[int]]:
+    """[rank]: the ranks whose segments it has mapped, if they are those that these ranks name now."""
+    named = {rank: status.token for rank, status in enumerate(statuses) if status.token != NO_TOKEN}
+    return [
+        status.mapped
+        if status.mapped <= named.keys()
+        and status.digest == segments_digest({rank: named[rank] for rank in status.mapped})
+        else frozenset()
+        for status in statuses
+    ]
 
 
 def _encode_rate(rate: int) -> int:

@@ -1,4 +1,4 @@
-"""The fixed binary tree in which gradients are summed, whatever the membership.
+"""The fixed binary tree in which gradients are summed, whatever the membership, and what each rank adds up of it.
 
 Its leaves are the shards 0..n-1 of one global batch; a node over [lo, hi) splits in the middle. A worker computes a
 contiguous range of leaves and folds the complete subtrees inside it; who holds which subtree changes with the number
@@ -7,7 +7,7 @@ of workers, the order of additions never does.
 
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import NamedTuple, TypeVar
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ class Interval(NamedTuple):
 
 
 class Fold(NamedTuple):
-    """Add the value in slot ``right`` to the one in slot ``left``."""
+    """Add the value at index ``right`` to the one at index ``left``."""
 
     left: int
     right: int
@@ -55,25 +55,27 @@ def children(node: Interval) -> tuple[Interval, Interval]:
 
 
 @lru_cache(maxsize=4096)
-def folds(num_leaves: int, slots: tuple[Interval, ...]) -> tuple[Fold, ...]:
-    """The additions that can be made with the subtrees in ``slots`` (left to right) alone.
+def folds(num_leaves: int, subtrees: tuple[Interval, ...]) -> tuple[Fold, ...]:
+    """The additions that can be made with the subtrees in ``subtrees`` (left to right) alone.
 
-    If they cover the tree, these turn them into the root, in slot 0; else into as few complete subtrees as possible.
+    If they cover the tree, these turn them into the root, at index 0; else into as few complete subtrees as possible.
     """
     program: list[Fold] = []
 
     def fold(node: Interval, inside: Sequence[int]) -> int | None:
-        """The slot that has the sum over ``node``, of which ``inside`` are parts; None if others are needed."""
-        if not inside or slots[inside[0]] == node:
+        """The index of the sum over ``node``, of which ``inside`` are parts; None if others are needed."""
+        if not inside or subtrees[inside[0]] == node:
             return inside[0] if inside else None
         halves = children(node)
-        left, right = (fold(half, [slot for slot in inside if half.lo <= slots[slot].lo < half.hi]) for half in halves)
+        left, right = (
+            fold(half, [index for index in inside if half.lo <= subtrees[index].lo < half.hi]) for half in halves
+        )
         if left is None or right is None:
             return None
         program.append(Fold(left, right))
         return left
 
-    fold(Interval(0, num_leaves), range(len(slots)))
+    fold(Interval(0, num_leaves), range(len(subtrees)))
     return tuple(program)
 
 
@@ -91,9 +93,64 @@ def merges_after(num_leaves: int, leaf: int, piece: Interval) -> int:
     return count(piece)
 
 
-def fold_values(num_leaves: int, slots: Sequence[Interval], values: Sequence[T], add: Callable[[T, T], T]) -> T:
-    """Fold plain values in tree order; ``values[i]`` belongs to the subtree ``slots[i]``."""
+def fold_values(num_leaves: int, subtrees: Sequence[Interval], values: Sequence[T], add: Callable[[T, T], T]) -> T:
+    """Fold plain values in tree order; ``values[i]`` belongs to the subtree ``subtrees[i]``."""
     partial = list(values)
-    for left, right in folds(num_leaves, tuple(slots)):
+    for left, right in folds(num_leaves, tuple(subtrees)):
         partial[left] = add(partial[left], partial[right])
     return partial[0]
+
+
+class Step(NamedTuple):
+    """Add the value of source ``right`` to that of source ``left``, which then stands for both."""
+
+    left: int
+    right: int
+    result: int | None
+    """Index of the result that this step completes; None if it completes none."""
+
+
+class Folding(NamedTuple):
+    """The pieces that a rank has of a block, how it adds them up, and which subtrees that leaves."""
+
+    counts: tuple[int, ...]
+    """Number of pieces that come from each rank."""
+    first: tuple[int, ...]
+    """For each rank, the number of pieces that come from the ranks before it."""
+    sources: tuple[tuple[int, int], ...]
+    """For each piece, in the order of the leaves: the rank that it comes from, and its number among that rank's."""
+    steps: tuple[Step, ...]
+    unchanged: tuple[tuple[int, int], ...]
+    """(source, result) for each source that is a result as it is."""
+    results: tuple[Interval, ...]
+    """The complete subtrees that remain, left to right: the whole tree, if the pieces cover it."""
+    kept_in: tuple[int, ...]
+    """For each result, the source that holds it when the pieces are folded in place: its first one."""
+
+
+@lru_cache(maxsize=4096)
+def folding(num_leaves: int, held: tuple[tuple[Interval, ...], ...]) -> Folding:
+    """How to add up the subtrees ``held``, by rank."""
+    pieces = sorted((node, rank, number) for rank, nodes in enumerate(held) for number, node in enumerate(nodes))
+    subtrees = tuple(node for node, _, _ in pieces)
+    program = folds(num_leaves, subtrees)
+    consumed = {fold.right for fold in program}
+    remaining = [index for index in range(len(subtrees)) if index not in consumed]
+    last = {fold.left: number for number, fold in enumerate(program)}
+    result_of = {last[index]: result for result, index in enumerate(remaining) if index in last}
+    counts = tuple(map(len, held))
+    return Folding(
+        counts=counts,
+        first=tuple(accumulate(counts, initial=0))[:-1],
+        sources=tuple((rank, number) for _, rank, number in pieces),
+        steps=tuple(Step(*fold, result_of.get(number)) for number, fold in enumerate(program)),
+        unchanged=tuple((index, result) for result, index in enumerate(remaining) if index not in last),
+        results=tuple(_span(subtrees, index, remaining) for index in remaining),
+        kept_in=tuple(remaining),
+    )
+
+
+def _span(subtrees: Sequence[Interval], index: int, remaining: Sequence[int]) -> Interval:
+    """The leaves of the subtrees that were added to that at ``index``: those up to the next one that remains."""
+    following = [other for other in remaining if other > index]
+    return Interval(subtrees[index].lo, subtrees[(following[0] if following else len(subtrees)) - 1].hi)

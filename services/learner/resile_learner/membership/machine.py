@@ -60,8 +60,8 @@ from .events import (
     SyncState,
     Withdraw,
 )
-from .recovery import RecoveryProgress
 from .roles import TRANSITIONS, IllegalTransition, Role
+from .round_agreement import RoundAgreement
 from .view import MembershipView
 
 
@@ -81,7 +81,7 @@ class Membership:
         self._paused_lineage = 0
         self._ready_from: set[tuple[int, int]] = set()  # joiner, generation
         self._ready_to: set[tuple[int, int]] = set()  # peer, generation
-        self._progress = RecoveryProgress()
+        self._progress = RoundAgreement()
         self._recent = RecentEvents(f"membership of worker {worker}")
 
     def handle(self, event: Event) -> list[Command]:

@@ -19,7 +19,7 @@ from resile_shared.messages.hosts import WorkerExit
 from ..messages import WorkerConfig
 from .descendants import kill, kill_session
 from .exits import OutOfMemoryKills, classify
-from .protocol import (
+from .fork_protocol import (
     MAX_PACKET_BYTES,
     DevicesRequest,
     ForkRefused,

@@ -42,8 +42,7 @@ from .descendants import (
     kill_strays,
     signal_on_parent_death,
 )
-from .forked import Entry, adopt, end_library_threads, exit_with, open_outputs, reset_signals
-from .protocol import (
+from .fork_protocol import (
     FORK_DESCRIPTORS,
     MAX_PACKET_BYTES,
     DevicesRequest,
@@ -59,6 +58,7 @@ from .protocol import (
     TemplateRequest,
     request,
 )
+from .forked import Entry, adopt, end_library_threads, exit_with, open_outputs, reset_signals
 from .scratch import Scratch
 from .template_forks import Forked, NotForked, TemplateForks
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ..messages import WorkerConfig
-from .protocol import FORK_DESCRIPTORS
+from .fork_protocol import FORK_DESCRIPTORS
 
 Entry = Callable[[WorkerConfig, socket.socket], int]
 

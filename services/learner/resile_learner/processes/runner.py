@@ -14,7 +14,7 @@ from resile_shared.messages.hosts import WorkerExit
 from ..messages import FromWorker, Order, Pause, Stop, WorkerConfig
 from ..preparation import PreparationFailed
 from .fork_servers import ForkServers
-from .output import WorkerLog, worker_log
+from .worker_log import WorkerLog, worker_log
 from .worker_process import MalformedMessageError, Stream, WorkerProcess
 
 logger = logging.getLogger(__name__)

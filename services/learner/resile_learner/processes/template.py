@@ -28,8 +28,8 @@ from typing import Any, NoReturn
 
 from ..messages import COMPAT
 from .descendants import adopt_orphans, descendants, die_with_parent, signal_on_parent_death
+from .fork_protocol import FORK_DESCRIPTORS, TemplateContent, TemplateExited, TemplateLoaded
 from .forked import Entry, adopt, end_library_threads, exit_with, open_outputs, reset_signals
-from .protocol import FORK_DESCRIPTORS, TemplateContent, TemplateExited, TemplateLoaded
 from .script_head import head_imports
 
 MAX_BYTES = 1 << 30

@@ -15,8 +15,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from .descendants import Process, kill, kill_session
+from .fork_protocol import (
+    MAX_PACKET_BYTES,
+    TemplateContent,
+    TemplateExited,
+    TemplateKillRequest,
+    TemplateLoaded,
+    response,
+)
 from .forked import Entry
-from .protocol import MAX_PACKET_BYTES, TemplateContent, TemplateExited, TemplateKillRequest, TemplateLoaded, response
 from .template import GO, run_template
 
 FORK_SECONDS = 3.0

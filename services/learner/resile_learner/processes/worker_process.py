@@ -16,7 +16,7 @@ from resile_shared.validation import phrase
 
 from ..messages import Failed, Finished, FromWorker, Left, Order, Pause, Stop, Trained, encode, from_worker
 from .exits import LastMessage, OutOfMemoryKills, classify
-from .output import Lines
+from .worker_log import Lines
 
 Stream = Literal["stdout", "stderr"]
 OnOutput = Callable[[Stream, str], None]

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from resile_shared.errors import UsageError
 
 from ..collectives.spec import OtherRound
-from ..session import LEFT, closed_at_exit, current_session
+from ..session import LEFT_EARLY, closed_at_exit, current_session
 from .backward import Backward, handled_backward
 from .clipping import clipping_without_gradients
 from .closures import Closure, Step, StepBackup, SuspendedStep, check_value
@@ -186,7 +186,7 @@ class ElasticLoader:
         if self._iteration is not None:  # a member that has not left the loop handed its state over in a recovery
             raise OtherRound("another worker")
         if self._run.result is None:
-            raise UsageError(LEFT)
+            raise UsageError(LEFT_EARLY)
 
     def __iter__(self) -> Iterator[Any]:
         return closed_at_exit(self._pass())

@@ -10,7 +10,7 @@ import orjson
 import torch
 from torch import Tensor
 
-from ..checkpoint.header import CheckpointHeader
+from ..checkpoint.checkpoint_header import CheckpointHeader
 from ..collectives.tree import Interval, children, fold_values
 from ..state.memory import joined_bytes
 from .buffers import Deltas, add_deltas

@@ -19,7 +19,7 @@ from torch import nn
 from resile_shared.errors import UsageError
 
 from ..collectives.spec import OtherRound
-from ..session import LEFT, current_session
+from ..session import LEFT_EARLY, current_session
 from .data.batch_samplers import BatchSampler
 from .data.batches import BatchPlan
 from .data.fetch import Collate
@@ -186,7 +186,7 @@ class ElasticLoop:
         if self.run.result:
             return
         if iteration is None:
-            raise UsageError(LEFT)
+            raise UsageError(LEFT_EARLY)
         iteration.raise_refusal()
         if iteration.has_begun and not iteration.is_complete:
             raise UsageError(

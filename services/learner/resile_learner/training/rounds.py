@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from ..collectives.device.exchange import ExchangeRound
+from ..collectives.exchange import ExchangeRound
 from ..collectives.spec import Abandoned, OtherRound, RoundSpec, Tag
 from ..collectives.tree import Interval, pieces, ranges
 from ..session import Session

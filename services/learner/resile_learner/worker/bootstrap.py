@@ -6,6 +6,7 @@ from functools import partial
 from importlib import import_module
 
 from ..collectives.poller import LinkPoller
+from ..lone_training import LoneTraining
 from ..messages import COMPAT, Failed, Finished, Warned, WorkerConfig
 from ..session import complete_left, enter_session
 from ..training.prewarm import keep_freed_memory
@@ -15,9 +16,8 @@ from .control_thread import ControlThread
 from .failure import failed, raised
 from .gang import run_in_gang
 from .imported import ImportWatch
-from .lone_script import LoneTraining
 from .script import finish_script, run_script
-from .session import WorkerSession
+from .worker_session import WorkerSession
 
 
 def main(config: WorkerConfig, agent: socket.socket) -> int:

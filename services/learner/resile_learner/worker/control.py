@@ -34,10 +34,8 @@ from ..messages import (
     to_worker,
 )
 from ..phases import Phases
-from .liveness import HEARTBEATS_PER_DETECTION
+from .failure_detection import HEARTBEATS_PER_DETECTION, Stall, StallDetector, Suspicions
 from .peers import PeerConnections
-from .stalls import Stall, StallDetector
-from .suspicions import Suspicions
 
 P = ParamSpec("P")
 T = TypeVar("T")

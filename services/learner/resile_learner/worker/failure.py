@@ -17,7 +17,7 @@ from ..session import PreparedLoop, StateLost
 from ..state.facts import MembersDiffer
 from ..training.division.passes import NOTE
 from ..training.watch.losses import NotANumber
-from .stalls import Stall
+from .failure_detection import Stall
 
 _CPU_OUT_OF_MEMORY = "can't allocate memory"  # torch has no error of its own for it
 

@@ -15,15 +15,14 @@ import secrets
 import socket
 import struct
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NamedTuple
 
 import orjson
 from pydantic import Field, ValidationError
 
 from resile_shared.errors import ResileError
 
-from ..messages import Generation, Member, Message, WorkerId
-from .generations import Credentials
+from ..messages import Generation, Member, Message, Order, WorkerId
 
 OPENING_SECONDS = 5.0
 HANDSHAKE_SECONDS = 30.0
@@ -34,9 +33,20 @@ _LENGTH = struct.Struct(">I")
 
 Kind = Literal["control", "data"]
 KINDS: tuple[Kind, ...] = ("control", "data")
-CredentialsOf = Callable[[int], Awaitable[Credentials]]
 Nonce = Annotated[str, Field(pattern=r"\A[0-9a-f]{32}\z")]
 Proof = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
+MAX_KEPT = 16
+"""At most this many orders count. A worker further behind is dropped by one of them, which its agent sends it."""
+
+
+class Credentials(NamedTuple):
+    """What a handshake for one generation is checked against."""
+
+    secret: str
+    workers: frozenset[int]
+
+
+CredentialsOf = Callable[[int], Awaitable[Credentials]]
 
 
 class LinkRefused(ResileError):
@@ -187,3 +197,28 @@ async def _receive_exactly(sock: socket.socket, length: int) -> bytes:
             raise LinkRefused("the connection was closed during the handshake")
         data += more
     return data
+
+
+class Generations:
+    """The credentials of the newest orders. They alone are kept, whatever peers ask for."""
+
+    def __init__(self) -> None:
+        self._credentials: dict[int, Credentials] = {}
+        self._changed = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._credentials)
+
+    def add(self, order: Order) -> None:
+        """Let the workers of ``order`` prove that they belong to it."""
+        self._credentials.setdefault(order.generation, Credentials(order.secret, frozenset(order.workers)))
+        while len(self._credentials) > MAX_KEPT:
+            del self._credentials[min(self._credentials)]
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+
+    async def wait_for(self, generation: int) -> Credentials:
+        """Return the credentials of ``generation`` once its order has arrived; wait forever if it never does."""
+        while generation not in self._credentials:
+            await self._changed.wait()
+        return self._credentials[generation]

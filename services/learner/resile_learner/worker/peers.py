@@ -22,9 +22,8 @@ from ..membership.events import Event, LinkDown, LinkUp, MessageReceived, OrderR
 from ..membership.view import MembershipView
 from ..messages import Heartbeat, Member, Order, PeerMessage, StoreEntry, WorkerConfig, encode, from_peer
 from . import links
-from .generations import Generations
+from .failure_detection import PeerLiveness
 from .handshakes import Handshakes, Spawn
-from .liveness import PeerLiveness
 
 MAX_LINE_BYTES = 4 << 20  # an order of `MAX_WORKERS` members
 RECONNECT_SECONDS = 0.2
@@ -57,7 +56,7 @@ class PeerConnections:
         on_entry: Callable[[StoreEntry], None],
         spawn: Spawn,
     ) -> None:
-        self.generations = Generations()
+        self.generations = links.Generations()
         self._config = config
         self._poller = poller
         self._view = view

@@ -1,5 +1,5 @@
 """IBM's ``elog``."""
 
-from resile.integrations.ibm_edt.elog import ELog
+from resile.integrations.ibm_edt.logs import ELog
 
 __all__ = ["ELog"]

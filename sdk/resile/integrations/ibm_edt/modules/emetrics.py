@@ -1,5 +1,5 @@
 """IBM's ``emetrics``."""
 
-from resile.integrations.ibm_edt.emetrics import EMetrics
+from resile.integrations.ibm_edt.logs import EMetrics
 
 __all__ = ["EMetrics"]

@@ -1,4 +1,7 @@
-"""The communicators of one worker, by generation: formed in the background, abandoned when no longer needed."""
+"""The communicators of one worker, by generation: formed in the background, abandoned when no longer needed.
+
+`exchange_device` decides whether a job has any.
+"""
 
 import threading
 from collections.abc import Callable, Collection, Mapping
@@ -10,8 +13,8 @@ from torch._C._distributed_c10d import Store
 
 from ...streams import SideStream
 from .communicator import Communicator, Condition, Task
+from .peer_store import Board, PeerStore
 from .process_group import DeviceGroup, GlooGroup, NcclGroup
-from .store import Board, PeerStore
 
 FORMING_SECONDS = 60.0
 OPERATION_SECONDS = 600.0
@@ -22,6 +25,10 @@ MAX_BOARDS = 16
 Send = Callable[[Collection[int], int, str, bytes], None]
 """Sends an entry to workers; the arguments are the workers, the generation, the key and the value."""
 Workers = tuple[int, ...]
+VARIABLE = "RESILE_DEVICE_EXCHANGE"
+"""Variable in a job's environment. ``off``: gradients on devices travel over TCP. ``gloo``: those in CPU memory travel
+over gloo, to test the exchange on devices where there are none."""
+CPU = torch.device("cpu")
 
 
 class Communicators:
@@ -122,7 +129,19 @@ def _probe(group: DeviceGroup, size: int, device: torch.device) -> None:
     own = torch.ones(1, dtype=torch.uint8, device=device)
     rank = group.rank
     others = [peer for peer in range(size) if peer != rank]
-    group.exchange([(peer, own) for peer in others], [(peer, probe[peer : peer + 1]) for peer in others])
+    group.send_receive([(peer, own) for peer in others], [(peer, probe[peer : peer + 1]) for peer in others])
     group.gather(probe, probe[rank : rank + 1].fill_(1))
     if int(probe.sum()) != size:
         raise RuntimeError("the devices moved other bytes than those that were sent")
+
+
+def exchange_device(devices: Collection[torch.device], environment: Mapping[str, str]) -> torch.device | None:
+    """Return the device of parameters on ``devices`` if sums travel from there; None: they travel over TCP.
+
+    A worker whose parameters are on several devices exchanges over TCP.
+    """
+    choice = environment.get(VARIABLE, "")
+    if len(devices) != 1 or choice == "off":
+        return None
+    (device,) = devices
+    return device if device.type == "cuda" or (device == CPU and choice == "gloo") else None

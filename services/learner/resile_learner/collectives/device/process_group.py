@@ -41,8 +41,8 @@ class DeviceGroup(Protocol):
     def has_released_memory(self) -> bool:
         """After ``abort``: whether a call that has not returned yet no longer uses its tensors."""
 
-    def exchange(self, sends: Sequence[Operand], receives: Sequence[Operand]) -> None:
-        """Send and receive at once. What two ranks exchange has the same order on both."""
+    def send_receive(self, sends: Sequence[Operand], receives: Sequence[Operand]) -> None:
+        """Send and receive at once. What two ranks send each other has the same order on both."""
 
     def gather(self, whole: Tensor, own: Tensor) -> None:
         """Fill ``whole`` with the equal parts of all ranks in rank order; ``own`` is a view of this rank's part."""
@@ -76,7 +76,7 @@ class GlooGroup:
         """See ``DeviceGroup``."""
         return self._is_aborted and self._is_waiting
 
-    def exchange(self, sends: Sequence[Operand], receives: Sequence[Operand]) -> None:
+    def send_receive(self, sends: Sequence[Operand], receives: Sequence[Operand]) -> None:
         """See ``DeviceGroup``."""
         works = [self._group.recv([data], peer, tag) for peer, data, tag in _tagged(receives)]
         works += [self._group.send([data], peer, tag) for peer, data, tag in _tagged(sends)]
@@ -131,7 +131,7 @@ class NcclGroup:
         """See ``DeviceGroup``. The calls return at once; ``SideStream.drain`` waits for what they have queued."""
         return False
 
-    def exchange(self, sends: Sequence[Operand], receives: Sequence[Operand]) -> None:
+    def send_receive(self, sends: Sequence[Operand], receives: Sequence[Operand]) -> None:
         """See ``DeviceGroup``."""
         if not sends and not receives:
             return

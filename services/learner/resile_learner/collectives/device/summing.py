@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from .plan import BucketPlan
+from .bucket_plan import BucketPlan
 from .process_group import DeviceGroup
 
 
@@ -36,7 +36,7 @@ def sum_bucket(plan: BucketPlan, partials: Sequence[Tensor], sums: Tensor, group
     memory = rows.reserve(plan, sums)
     for part in plan.kept:
         memory[part.row, part.column : part.column + part.span.length] = partials[part.piece][slice(*part.span)]
-    group.exchange(
+    group.send_receive(
         [(part.peer, partials[part.piece][slice(*part.span)]) for part in plan.sends],
         [(part.peer, memory[part.row, part.column : part.column + part.span.length]) for part in plan.receives],
     )

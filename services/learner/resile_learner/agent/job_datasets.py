@@ -16,7 +16,7 @@ from resile_shared.errors import ResileError
 from resile_shared.messages.datasets import Dataset, variable_of
 
 from ..datasets.cache import CachedDataset, DataFailed
-from ..datasets.datasets import RETRY_SECONDS, Datasets
+from ..datasets.host_datasets import RETRY_SECONDS, HostDatasets
 from ..preparation import OnLine
 from ..threads import in_thread
 
@@ -27,7 +27,7 @@ _Digests = TypeAdapter(dict[str, str])
 class JobDatasets:
     """The data of the jobs on this host. It stays in the cache from `get` until `release`."""
 
-    def __init__(self, datasets: Datasets) -> None:
+    def __init__(self, datasets: HostDatasets) -> None:
         self._datasets = datasets
         self._held: defaultdict[str, dict[Path, CachedDataset]] = defaultdict(dict)
         self._workers: defaultdict[str, set[int]] = defaultdict(set)

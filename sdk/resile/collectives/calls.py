@@ -1,10 +1,68 @@
-"""How a call of a group fails."""
+"""How a member makes a call of its group: what it tells the others first, how long it may take, and how it fails."""
 
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import orjson
 
 from resile_shared.errors import ResileError
 
 _LINE = 160
+
+
+class CallHeader(NamedTuple):
+    """What a member calls, and what it knows."""
+
+    generation: int
+    """The newest generation that the member has formed."""
+    call: str
+    """The call as text, with the dtypes and shapes of what is reduced."""
+    is_leaving: bool = False
+    is_enrolled: bool = False
+    """Whether the member has announced itself at a new rendezvous, after the loss of its own."""
+    digest: str = ""
+    """Digest of the state, where initial members compare it; empty elsewhere."""
+
+    def encode(self) -> bytes:
+        """Return the header as bytes."""
+        return orjson.dumps(list(self))
+
+    @staticmethod
+    def decode(data: bytes) -> "CallHeader":
+        """The inverse of ``encode``."""
+        return CallHeader(*orjson.loads(data))
+
+
+class Watchdog:
+    """Calls ``on_timeout`` on a thread of its own, once a call lasts longer than ``seconds``."""
+
+    def __init__(self, seconds: float, on_timeout: Callable[[], None]) -> None:
+        self.seconds = seconds
+        self._on_timeout = on_timeout
+        self._deadline: float | None = None
+        self._is_over = threading.Event()
+        threading.Thread(target=self._run, name="resile-watchdog", daemon=True).start()
+
+    def begin(self, deadline: float | None = None) -> None:
+        """A call begins. It may last until ``deadline``, on the monotonic clock, if that is given."""
+        self._deadline = time.monotonic() + self.seconds if deadline is None else deadline
+
+    def end(self) -> None:
+        """The call has ended."""
+        self._deadline = None
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._is_over.set()
+
+    def _run(self) -> None:
+        while not self._is_over.wait(min(1.0, self.seconds / 10)):
+            deadline = self._deadline
+            if deadline is not None and time.monotonic() >= deadline:
+                self._on_timeout()
+                return
 
 
 class MemberLost(ResileError):

@@ -12,7 +12,7 @@ from ..messages import CommittedRound, CommittedRounds, Order
 from .events import SendToPeer, SyncState
 
 
-class RecoveryProgress:
+class RoundAgreement:
     """What a member knows of the others' rounds while it waits for a recovery."""
 
     def __init__(self) -> None:

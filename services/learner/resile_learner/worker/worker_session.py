@@ -13,11 +13,11 @@ from resile_shared.errors import ResileError
 
 from ..changes import ChangeRecorder
 from ..collectives.departure import LeaveAcknowledgement
-from ..collectives.device.exchange import DeviceExchange, ExchangeRound
-from ..collectives.device.selection import exchange_device
+from ..collectives.device.communicators import exchange_device
+from ..collectives.exchange import Exchange, ExchangeRound
 from ..collectives.memory_agreement import MemoryAgreement
 from ..collectives.poller import LinkPoller
-from ..collectives.round import LinkExchange
+from ..collectives.round import LinkRounds
 from ..collectives.spec import Abandoned, OtherRound, RoundSpec, Tag
 from ..collectives.state_transfer import StateTransfer
 from ..collectives.status import find_host, rack_of
@@ -62,9 +62,9 @@ class WorkerSession:
             config.worker, host=find_host(), rack=rack_of(config.location), report=self._warn
         )
         self._communicators = control.communicators
-        self._exchange = DeviceExchange(
+        self._exchange = Exchange(
             poller,
-            LinkExchange(poller, config.worker, self._agreement),
+            LinkRounds(poller, config.worker, self._agreement),
             self._communicators,
             report=self._warn,
         )

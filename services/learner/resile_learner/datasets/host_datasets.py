@@ -79,7 +79,7 @@ class _Fetch:
             raise Cancelled
 
 
-class Datasets:
+class HostDatasets:
     """The cache below ``folder``, of at most ``max_bytes``; ``storage`` is the URL of the pool's storage, or empty."""
 
     def __init__(self, folder: Path, *, storage: str, max_bytes: int = MAX_BYTES) -> None:

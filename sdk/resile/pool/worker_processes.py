@@ -1,21 +1,23 @@
-"""The worker processes of an agent on this machine, read from /proc.
+"""The worker processes of agents on this machine, read from /proc, and the end of those that an agent leaves behind.
 
 Workers are forked and have no command line of their own: each keeps a memory file open whose name identifies its job
-and number (`resile_learner/processes/protocol.py`).
+and number (`resile_learner/processes/fork_protocol.py`).
 """
 
 import asyncio
+import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Set
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from resile_learner.processes.descendants import descendants
-from resile_learner.processes.protocol import PROCESS_NAME_PREFIX
+from resile_learner.processes.descendants import descendants, kill, processes
+from resile_learner.processes.fork_protocol import PROCESS_NAME_PREFIX
 
 _MARK = f"/memfd:{PROCESS_NAME_PREFIX}"
 _GONE = " (deleted)"
+POLL_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -57,3 +59,26 @@ def _name_of(pid: int) -> str:
             if link.startswith(_MARK):
                 return link.removeprefix(_MARK).removesuffix(_GONE)
     return ""
+
+
+async def kill_orphans(known: Callable[[], Set[int]]) -> None:
+    """Kill and reap all children whose ids are not in ``known``; never returns.
+
+    The command is a child subreaper (`resile_learner.processes.descendants`), so that nothing outlives it. What a
+    killed agent leaves behind becomes a child of this process, and is killed earlier, here.
+
+    Only a child that is unknown in two polls is killed: one that has just been forked becomes known a moment later.
+    """
+    seen: Set[int] = frozenset()
+    while True:
+        unknown = {process.pid for process in processes() if process.parent == os.getpid()} - known()
+        for pid in unknown & seen:
+            _end(pid)
+        seen = unknown
+        await asyncio.sleep(POLL_SECONDS)
+
+
+def _end(pid: int) -> None:
+    kill(pid)
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)

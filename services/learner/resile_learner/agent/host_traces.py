@@ -57,7 +57,7 @@ class _Forming:
     is_open: bool = True
 
 
-class Traces:
+class HostTraces:
     """Keeps the trace of each job's newest allocation, and the spans of what takes longer than one event."""
 
     def __init__(self, host: str) -> None:
