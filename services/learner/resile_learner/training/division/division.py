@@ -8,7 +8,7 @@ from zlib import crc32
 
 import torch
 from torch import Tensor, nn
-from torch._C._dynamo.eval_frame import set_eval_frame
+from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_code_exec_strategy, set_eval_frame
 from torch.utils._pytree import tree_flatten
 
 from ..gradients import Gradients
@@ -174,9 +174,13 @@ class Division:
             return self._compute(args, kwargs)
 
     def _compute(self, args: Any, kwargs: Any) -> Any:
+        if self._compiler is None:
+            return self._forward(*args, **kwargs)
+        from torch._dynamo.external_utils import wrap_inline  # a second, where nothing is compiled
+
         before = set_eval_frame(self._compiler)
         try:
-            return self._forward(*args, **kwargs)
+            return wrap_inline(self._forward)(*args, **kwargs)
         finally:
             set_eval_frame(before)
 
@@ -214,6 +218,8 @@ class _Forward:
 
 
 _Forward.__call__._torchdynamo_disable = True  # type: ignore[attr-defined]
+for _function in (_Forward.__call__, Division.call_uncompiled):
+    set_code_exec_strategy(_function.__code__, _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT))
 
 
 @contextmanager
