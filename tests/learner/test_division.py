@@ -421,6 +421,82 @@ def test_a_model_that_contains_another_one_of_the_run_computes_its_shards_by_its
     check_like_plain(body, both)
 
 
+class Auxiliary(nn.Module):
+    """It keeps a value for the loss, in ``place``, and a table that it makes once."""
+
+    def __init__(self, place: str) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 10)
+        self.losses: dict[str, Tensor] = {}
+        self._auxiliary: Any = None
+        self._table: Any = None
+        self._place = place
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if self._table is None:
+            self._table = torch.linspace(0, 1, 10)
+        outputs: Tensor = self.layer(inputs) + self._table
+        if self._place == "dict":
+            self.losses["auxiliary"] = outputs.square().mean()
+        elif self._place == "private":
+            self._auxiliary = outputs.square().mean()
+        return outputs
+
+
+@pytest.mark.parametrize("place", ["dict", "private", "nowhere"])
+def test_what_a_model_keeps_for_the_body_is_of_the_whole_batch(place: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def body(model: Any, optimizer: Any, _: Any, batch: Any, printed: list[float]) -> None:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(batch[0]), batch[1])
+        kept = model.losses["auxiliary"] if place == "dict" else model._auxiliary
+        (loss if kept is None else loss + kept).backward()
+        optimizer.step()
+        printed.append(loss.item())
+
+    check_like_plain(body, lambda: Auxiliary(place))
+    assert ("the model changes its attribute" in capsys.readouterr().err) == (place != "nowhere")
+
+
+def test_rows_that_depend_on_each_other_only_in_later_batches_are_found(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first samples are alike, as to what mixes them; and a batch of one sample says nothing."""
+
+    class Centering(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 10)
+
+        def forward(self, inputs: Tensor) -> Tensor:
+            outputs: Tensor = self.layer(inputs)
+            return outputs - (inputs[:, :1] > 9).float().mean()
+
+    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+        inputs = batch[0].clone()
+        if place[0] >= 1:
+            inputs[::3, 0] += 20
+        usual(model, optimizer, place, (inputs[:1], batch[1][:1]) if place[0] == 0 else (inputs, batch[1]), printed)
+
+    train(body, Centering, shards=SHARDS)
+    assert "depends on the other samples" in capsys.readouterr().err
+
+
+def test_a_dataset_that_grows_is_named() -> None:
+    samples = [(torch.randn(8), 0) for _ in range(40)]
+
+    def run() -> None:
+        enter_session(SoloSession())
+        model: Any = perceptron()
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=1e-2)
+        data: Any = DataLoader(samples, batch_size=8)  # type: ignore[arg-type]
+        model, optimizer, loader = prepare(model, optimizer, data, num_shards=4)
+        for _ in loader.epochs(2):
+            for batch in loader:
+                usual(model, optimizer, None, batch, [])
+            samples.append(samples[0])
+
+    with pytest.raises(UsageError, match="has 41 samples now, and had 40"):
+        Context().run(run)
+
+
 def test_features_as_many_as_samples_are_no_second_batch() -> None:
     def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
         twice = torch.cat([batch[0], batch[0] + 0.1]).repeat(1, BATCH // 8)

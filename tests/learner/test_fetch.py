@@ -4,7 +4,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data._utils.worker import WorkerInfo
 
 from resile_learner.training.data.fetch import Fetcher, ShardKey, checked_dataset
 from resile_shared.errors import UsageError
@@ -91,3 +92,30 @@ def test_iterable_datasets_are_refused_with_what_to_give_instead(dataset: object
 def test_an_empty_dataset_is_refused() -> None:
     with pytest.raises(UsageError, match="empty"):
         checked_dataset([], name="training")
+
+
+class Offset(Dataset[int]):
+    """A dataset to which its readers add something, each at its start."""
+
+    offset = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        return index + self.offset
+
+
+def add_offset(worker: int) -> None:
+    info = get_worker_info()
+    assert isinstance(info, WorkerInfo)
+    assert info.id == worker
+    info.dataset.offset = 10
+
+
+@pytest.mark.parametrize(("num_workers", "first"), [(0, 0), (2, 10)])
+def test_a_function_that_initializes_readers_finds_the_dataset_of_the_script(num_workers: int, first: int) -> None:
+    """As in PyTorch, it is not called where this process reads."""
+    fetcher = Fetcher(Offset(), seed=0, num_workers=num_workers, worker_init_fn=add_offset)
+    keys = [ShardKey(0, np.arange(start, start + 2)) for start in range(0, 8, 2)]
+    assert [fetched.batch[0].item() for fetched in fetcher.stream(keys)] == [first + start for start in range(0, 8, 2)]

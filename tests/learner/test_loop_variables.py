@@ -283,7 +283,7 @@ def test_what_the_body_assigns_first_is_known_and_the_rest_can_be_set() -> None:
 def test_a_variable_that_is_too_large_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(values, "MAX_BYTES", 100)
     said: list[str] = []
-    variables, table, count = LoopVariables([], said.append), torch.zeros(100), 0
+    variables, table, count = LoopVariables([], None, said.append), torch.zeros(100), 0
     state: dict[str, Any] = {}
     for _ in range(2):
         with variables.seen_from(sys._getframe()):
@@ -295,3 +295,87 @@ def test_a_variable_that_is_too_large_is_named_once(monkeypatch: pytest.MonkeyPa
     assert names["count"] == 2
     assert "table" not in names
     assert len([line for line in said if line.startswith("table is changed by the loop")]) == 1
+
+
+class CountingLoss(nn.Module):
+    """A loss of a script that counts, keeps a bank of features, and has a part that does so, too."""
+
+    def __init__(self, steps: int = 0) -> None:
+        super().__init__()
+        self.steps = steps
+        self._seen = [steps]
+        self.part = nn.Linear(2, 2) if steps < 0 else nn.Sequential()
+        self.register_buffer("bank", torch.full((3,), float(steps)), persistent=False)
+        self.line = iter("abc")  # which cannot travel
+
+
+def test_modules_travel_with_their_attributes_and_all_their_buffers() -> None:
+    present = CountingLoss()
+    bank = present.bank
+    made = travelled(CountingLoss(7), present)
+    assert made is present
+    assert (made.steps, made._seen, made.bank.tolist()) == (7, [7], [7.0] * 3)
+    assert made.bank is bank
+    assert next(made.line) == "a"
+
+
+def test_a_library_s_object_with_tensors_travels() -> None:
+    torchmetrics = pytest.importorskip("torchmetrics")
+    metric, present = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
+    metric.update(torch.tensor([1.0, 2.0, 6.0]))
+    assert travelled(metric, present).compute().item() == 3.0
+
+
+class Average(nn.Module):
+    """It refers to the model that it averages, as ema_pytorch does."""
+
+    def __init__(self, online: nn.Module) -> None:
+        super().__init__()
+        self.online, self.average = online, nn.Linear(2, 1)
+
+
+def test_an_average_that_refers_to_a_model_of_the_run_travels_without_it() -> None:
+    def average() -> tuple[nn.Module, Average]:
+        model = nn.Linear(2, 1)
+        return model, Average(model)
+
+    model, trained = average()
+    other, present = average()
+    before = other.weight.clone()
+    encoded = Values([model]).encode(trained)
+    restore(present, encoded)
+    assert torch.equal(present.average.weight, trained.average.weight)
+    assert torch.equal(other.weight, before)
+    assert present.online is other
+
+
+def test_sparse_tensors_are_compared_and_do_not_travel() -> None:
+    sparse = torch.eye(3).to_sparse()
+    marks = Values([nn.Linear(1, 1)])
+    assert marks.mark(sparse) == marks.mark(sparse)
+    with pytest.raises(OpaqueValue):
+        marks.encode(sparse)
+
+
+class Labelled:
+    """A dataset of a script, whose labels its body changes."""
+
+    def __init__(self) -> None:
+        self.labels = [0] * 5
+
+
+def test_what_the_body_changes_in_the_loader_s_dataset_travels() -> None:
+    dataset, joined = Labelled(), Labelled()
+    frame = sys._getframe()
+    variables, others = LoopVariables([], dataset, print), LoopVariables([], joined, print)
+    for each in (variables, others):
+        with each.seen_from(frame, is_outermost=True):
+            each.begin()
+    with variables.seen_from(frame, is_outermost=True):
+        assert variables.state_dict()["loader.dataset"] == {}
+        dataset.labels[2] = 7
+        state = variables.state_dict()
+    others.load_state_dict({"loader.dataset": state["loader.dataset"]})
+    with others.seen_from(frame, is_outermost=True):
+        others.restore()
+    assert joined.labels == [0, 0, 7, 0, 0]

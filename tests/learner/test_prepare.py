@@ -477,7 +477,6 @@ class Stateful(torch.utils.data.Sampler[int]):
         (DataLoader(data(), batch_sampler=BATCHES), {"accumulate": 2}, "accumulate and a loader with a batch sampler"),
         (DataLoader(data(), batch_size=4, sampler=DistributedSampler(data(), 2, 0)), {}, "a DistributedSampler"),
         (DataLoader(data(), batch_size=4, sampler=Stateful()), {}, "yields other indices each time"),
-        (DataLoader(data(), batch_size=4, worker_init_fn=print), {}, "a worker_init_fn"),
         (DataLoader(data(), batch_size=4), {"accumulate": 0}, "accumulate is 0"),
         (DataLoader(data(), batch_size=4), {"accumulate": 2, "num_shards": 2}, "both accumulate and num_shards"),
         (DataLoader(data(), batch_size=4), {"num_shards": 5}, "num_shards is 5 for a batch of 4"),

@@ -1,6 +1,6 @@
 """The settings of a training call, and what must be equal on all workers."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -41,6 +41,8 @@ class TrainingSettings:
     validation: Validation | None = None
     collate_fn: Collate | None = None
     num_workers: int = 0
+    worker_init_fn: Callable[[int], object] | None = None
+    """Called in each of the ``num_workers`` processes that read samples, with its number."""
     checkpoint_every: int | str | None = None
     mode: Mode = "same-bits"
     micro_batch_size: int | None = None

@@ -1,5 +1,6 @@
 """What a DataLoader says about the order of samples and how they are read."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +38,7 @@ class LoaderSettings:
     drop_last: bool
     collate_fn: Collate
     num_workers: int
+    worker_init_fn: Callable[[int], object] | None
 
     def applied_to(self, settings: "TrainingSettings") -> "TrainingSettings":
         """Return ``settings`` for this loader's order of samples, and its way to read them; the batch size stays."""
@@ -48,6 +50,7 @@ class LoaderSettings:
             drop_last=self.drop_last,
             collate_fn=self.collate_fn,
             num_workers=self.num_workers,
+            worker_init_fn=self.worker_init_fn,
         )
 
 
@@ -65,11 +68,6 @@ def read_loader(loader: Any) -> LoaderSettings:
             "the loader has batch_size=None, so that each item of the dataset is a batch, which cannot be cut into "
             "shards: let the dataset return samples, and give the loader a batch_size or a batch_sampler"
         )
-    if loader.worker_init_fn is not None:
-        raise UsageError(
-            "the loader has a worker_init_fn, which does not run: samples are seeded one by one; open what a dataset "
-            "reads from in its __getitem__, the first time"
-        )
     own: Any = batches
     is_usual = type(own) is torch.utils.data.BatchSampler
     has_sampler = is_usual and not isinstance(loader.dataset, IterableDataset)
@@ -82,6 +80,7 @@ def read_loader(loader: Any) -> LoaderSettings:
         drop_last=is_usual and own.drop_last,
         collate_fn=loader.collate_fn,
         num_workers=loader.num_workers,
+        worker_init_fn=loader.worker_init_fn,
     )
 
 

@@ -1,10 +1,11 @@
 """Fetching shards of map-style datasets, each sample with its own seed, in this process or in DataLoader workers."""
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate, get_worker_info
 
 from resile_shared.errors import UsageError
 
@@ -48,9 +49,18 @@ class Fetcher:
     else. Reading leaves generators seeded by the last sample; computing a shard seeds them again.
     """
 
-    def __init__(self, dataset: Any, *, seed: int, collate_fn: Collate | None = None, num_workers: int = 0) -> None:
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        seed: int,
+        collate_fn: Collate | None = None,
+        num_workers: int = 0,
+        worker_init_fn: Callable[[int], object] | None = None,
+    ) -> None:
         self._shards = _Shards(dataset, seed, collate_fn or default_collate)
         self._num_workers = num_workers
+        self._initialize = partial(_initialize, dataset, worker_init_fn)
 
     def read(self, key: ShardKey) -> Fetched:
         """One shard, read in this process."""
@@ -63,9 +73,21 @@ class Fetcher:
         # Without a collate_fn it would turn tuples into lists, and arrays into tensors.
         return iter(
             DataLoader(
-                self._shards, batch_size=None, sampler=keys, num_workers=self._num_workers, collate_fn=_unchanged
+                self._shards,
+                batch_size=None,
+                sampler=keys,
+                num_workers=self._num_workers,
+                collate_fn=_unchanged,
+                worker_init_fn=self._initialize,
             )
         )
+
+
+def _initialize(dataset: Any, worker_init_fn: Callable[[int], object] | None, worker: int) -> None:
+    """Let a reading process find the script's ``dataset`` where PyTorch has it, and call the script's function."""
+    object.__setattr__(get_worker_info(), "dataset", dataset)
+    if worker_init_fn is not None:
+        worker_init_fn(worker)
 
 
 def _unchanged(fetched: Any) -> Any:

@@ -1,6 +1,6 @@
 """Where the shards of a run come from: a map-style dataset, in the order of a plan. For streams: `stream_shards`."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -60,12 +60,15 @@ class DatasetShards:
         *,
         collate_fn: Collate | None,
         num_workers: int,
+        worker_init_fn: Callable[[int], object] | None,
         num_turns: int,
         is_fast: bool,
     ) -> None:
         self.plan = plan
         self._num_samples = len(dataset)
-        self._fetcher = Fetcher(dataset, seed=plan.seed, collate_fn=collate_fn, num_workers=num_workers)
+        self._fetcher = Fetcher(
+            dataset, seed=plan.seed, collate_fn=collate_fn, num_workers=num_workers, worker_init_fn=worker_init_fn
+        )
         self._num_turns = num_turns
         self._is_fast = is_fast
         self._stream: Iterator[Fetched] | None = None

@@ -42,6 +42,7 @@ def open_source(
         plan_batches(dataset, settings),
         collate_fn=settings.collate_fn,
         num_workers=settings.num_workers,
+        worker_init_fn=settings.worker_init_fn,
         num_turns=num_turns,
         is_fast=settings.is_fast,
     )

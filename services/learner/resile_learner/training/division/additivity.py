@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ..terms import combined, shares, terms_of
 from .rows import Cut, weight
+from .values import Values
 
 _BATCH_NORM = nn.modules.batchnorm._NormBase
 """Modules whose buffers are means over rows, and a count of calls."""
@@ -126,6 +127,10 @@ CHANGES_INPUTS = (
     f"the model changes its inputs in place, which belong to the body of the loop, {IN_FULL}. Let it change a copy, "
     "as in `x = x - 0.5` instead of `x -= 0.5`"
 )
+NO_ROWS = (
+    f"the model is called without a tensor that has a row for each sample, {IN_FULL}. Tensors are found in tuples, "
+    "lists and dicts"
+)
 LIST_OF_SAMPLES = f"the model is called with a list of samples, which cannot be cut by rows, {IN_FULL}"
 UNCERTAIN = (
     "it is not certain how a single value that the model returns for a batch, such as its loss, follows from those of "
@@ -151,30 +156,33 @@ def restore_attributes(saved: Saved) -> None:
 
 
 def kept(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
-    """Look whether the model changes attributes when it is called; they are then what they were before."""
-    saved, before = save_attributes(model), _attributes(model)
+    """Look whether the model changes attributes whenever it is called; they are then what they were before.
+
+    What it keeps from its first call on, such as a table of positions, is none of the samples.
+    """
+    half = slice(rows.start, (rows.start + rows.stop) // 2)
+    saved = save_attributes(model)
     try:
         compute(rows, 0)
-    finally:
+        before = _attributes(model)
+        compute(half, 0)
         after = _attributes(model)
+    finally:
         restore_attributes(saved)
     changed = sorted(name for name, value in after.items() if value != before.get(name))
     return [_KEPT.format(name=changed[0])] if changed else []
 
 
 def _attributes(model: nn.Module) -> dict[str, Any]:
-    """The numbers and the identities of tensors that the modules have as attributes, by the attribute."""
-    found: dict[str, Any] = {}
-    for path, module in model.named_modules():
-        for name, value in vars(module).items():
-            tensors = value if isinstance(value, list | tuple) else [value]
-            if name.startswith("_") or name == "training" or not tensors:
-                continue
-            if isinstance(value, bool | int | float):
-                found[f"{path}.{name}" if path else name] = value
-            elif all(isinstance(each, Tensor) for each in tensors):
-                found[f"{path}.{name}" if path else name] = [(id(each), each.data_ptr()) for each in tensors]
-    return found
+    """The marks of the attributes of all modules that are not PyTorch's own, by the path."""
+    values, own = Values([model]), vars(nn.Module())
+    return {
+        f"{path}.{name}" if path else name: values.mark(value)
+        for path, module in model.named_modules()
+        if type(module).__module__.partition(".")[0] != "torch"
+        for name, value in vars(module).items()
+        if name not in own
+    }
 
 
 def _combined(whole: Tensor, parts: Sequence[Tensor], cut: Cut) -> Tensor:

@@ -4,6 +4,7 @@ import gc
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
+from types import FrameType, GeneratorType
 from typing import Any
 
 import torch
@@ -40,6 +41,7 @@ class BodyLoader:
         grad_scaler: torch.amp.GradScaler | None,
     ) -> None:
         read = read_loader(loader)
+        self._loader = loader
         self.dataset = read.dataset
         self.batch_size = read.batch_size
         self.sync_gradients = True
@@ -50,7 +52,7 @@ class BodyLoader:
         self._settings = replace(read.applied_to(settings), batch_size=read.batch_size or 1)
         self._plan = None if is_stream(read.dataset) else plan_bodies(read.dataset, self._settings)
         known = [model, *optimizers, *settings.state.values(), self]
-        self._variables = LoopVariables(known, lambda message: self._started.warn(message))
+        self._variables = LoopVariables(known, read.dataset, lambda message: self._started.warn(message))
         self._departure = Departure(
             model,
             loop="loader.epochs()",
@@ -64,6 +66,12 @@ class BodyLoader:
         """Whether no batch of the open iteration was yielded yet."""
         self._is_used = False
         """Whether the script has begun its loop over the batches of the epoch."""
+
+    def __getattr__(self, name: str) -> Any:
+        """What else a DataLoader has, such as its sampler, is that of the one that `prepare` was given."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
 
     def epochs(self, num_epochs: int, *, start: int = 0) -> Iterator[int]:
         """Train for ``num_epochs`` passes over the dataset; yields their numbers, from the one under way.
@@ -80,6 +88,7 @@ class BodyLoader:
         self._iterations = closed_at_exit(self._run.iterations())
         self._advance()
         current_session().prepared = self
+        num_samples = None if self._plan is None else len(self.dataset)
         while self._iteration is not None:
             opened = self._iteration
             self._is_used = False
@@ -95,6 +104,12 @@ class BodyLoader:
                 raise UsageError(
                     "an epoch ended without a loop over the loader: loop once in each epoch over the loader that "
                     "prepare() has returned, and not over the one that it was given"
+                )
+            if num_samples is not None and len(self.dataset) != num_samples:
+                raise UsageError(
+                    f"the dataset has {len(self.dataset)} samples now, and had {num_samples} when training began, with "
+                    "which the iterations were counted: make it as long as it will be, and draw what an epoch "
+                    "uses by a sampler"
                 )
             self._run.end_epoch()
             self._advance()
@@ -242,6 +257,8 @@ class _Asked(Iterator[Any]):
             self._num_skipped = num_before
             for _ in range(num_before):
                 next(counting)
+        elif num_before and _is_counted_around(sys._getframe(1)):
+            self._variables.warn(_COUNTED_AROUND)
         with self._variables.seen_from(sys._getframe(1), is_outermost=self._is_outermost):
             return next(self._yielded)
 
@@ -255,6 +272,19 @@ def _counting(batches: _Asked) -> Any:
     while inner is not None:
         found, inner = inner, _wrapper(inner)
     return found
+
+
+def _is_counted_around(caller: FrameType) -> bool:
+    """Whether ``caller`` is a generator within ``enumerate`` or ``zip``, which cannot be made to skip while it runs."""
+    running = (each for each in gc.get_objects() if type(each) is GeneratorType and each.gi_frame is caller)
+    return any(_wrapper(each) is not None for each in running)
+
+
+_COUNTED_AROUND = (
+    "enumerate() or zip() is around a generator that goes through the loader, as in `enumerate(tqdm(loader))` or "
+    "`enumerate(logger.log_every(loader))`, so that it begins with 0 where training goes on within an epoch: count by "
+    "loader.iteration, or put enumerate() around the loader itself"
+)
 
 
 def _wrapper(iterator: object) -> Any:

@@ -87,13 +87,15 @@ class Call:
         """Return the outputs with their structure, from the ``tensors`` that `forward` returned."""
         return self._passes.structured(tensors)
 
-    def check(self, hooked: str) -> None:
+    def check(self, hooked: str) -> bool:
         """Raise Undividable if outputs of a row depend on other rows, by as many of them as a shard has.
 
         All workers look at the same rows, and find the same. ``hooked`` is the name of a layer with a hook, if any.
+        Returns whether that could be seen: not by a single row.
         """
-        first = self._cut.rows(0)
-        rows = slice(first.start, min(max(first.stop, 2), self._cut.num_rows))
+        shard = self._cut.rows(self._iteration % self._cut.num_shards)
+        stop = min(max(shard.stop, 2), self._cut.num_rows)
+        rows = slice(min(shard.start, max(0, stop - 2)), stop)
         with seeded(self._seed):
             found = [HOOKED.format(name=hooked)] if hooked else self._mixed(rows)
         self._run.buffers.restore()
@@ -101,6 +103,7 @@ class Call:
             found = [*found, CHANGES_INPUTS]
         if found:
             raise Undividable("; and ".join(found))
+        return rows.stop - rows.start > 1 or self._cut.num_shards == 1
 
     def _mixed(self, rows: slice) -> list[str]:
         """Say in what way ``rows`` depend on each other; what cannot be computed for a part of them, is no part."""
@@ -112,7 +115,7 @@ class Call:
             return [each for each in outputs if isinstance(each, Tensor)]
 
         try:
-            if rows.stop < 2 or self._cut.num_shards == 1:
+            if rows.stop - rows.start < 2 or self._cut.num_shards == 1:
                 compute(rows, 0)
                 return []
             looks = (look(self._model.model, compute, rows) for look in (kept, counted, differences))

@@ -12,7 +12,7 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from torch.utils._pytree import tree_flatten
 
 from ..gradients import Gradients
-from .additivity import LIST_OF_SAMPLES, restore_attributes, save_attributes
+from .additivity import LIST_OF_SAMPLES, NO_ROWS, restore_attributes, save_attributes
 from .call import Call, DividedCall, Repeat, Undividable
 from .deferred import has_rows, values_of
 from .exchanging import Exchanging
@@ -21,6 +21,8 @@ from .rows import cut_into
 
 MAX_CHECKS = 16
 """In so many ways a model may be called, each of which is checked; counters make more."""
+CHECKED_AGAIN = (1, 2, 4, 8, 16)
+"""The iterations that look again whether rows are independent, at other rows: the first ones may be alike."""
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -75,20 +77,21 @@ class Division:
         known = self._known
         is_asked = _is_undivided.get() or self._number in known.undivided
         structure = crc32(str(spec).encode())
-        num_rows = 0 if is_asked or not torch.is_grad_enabled() else self._num_rows(leaves, structure)
-        if num_rows == 0:
+        if is_asked or not torch.is_grad_enabled():
             return self._compute(args, kwargs)
-        if any(self._is_list_of_samples(each) for each in (*args, *kwargs.values())):
-            self.compute_in_full(LIST_OF_SAMPLES)
+        num_rows = self._num_rows(leaves, structure)
+        if num_rows == 0 or any(self._is_list_of_samples(each) for each in (*args, *kwargs.values())):
+            self.compute_in_full(LIST_OF_SAMPLES if num_rows else NO_ROWS)
             return self._compute(args, kwargs)
         leaves = [values_of(leaf) if isinstance(leaf, Tensor) and not has_rows(leaf) else leaf for leaf in leaves]
         is_by_rows = [self._is_by_rows(number, leaf, num_rows, structure) for number, leaf in enumerate(leaves)]
         call = Call(self, Inputs(leaves, spec, is_by_rows), cut_into(num_rows, self.run.num_shards))
-        is_new = self._is_new(leaves, structure)
-        saved = save_attributes(self.model) if is_new else {}
+        key = self._key(leaves, structure)
+        is_checked = self._is_checked(key)
+        saved = {} if is_checked else save_attributes(self.model)
         try:
-            if is_new:
-                call.check(self._hooks())
+            if not is_checked and call.check(self._hooks()):
+                known.checked.add(key)
             outputs = DividedCall.apply(call, self.anchor, *call.tensors)  # type: ignore[no-untyped-call]
         except Repeat:
             call.undo()
@@ -118,8 +121,8 @@ class Division:
             self._known.fixed.add((self._number, structure, number))
         return (self._number, structure, number) not in self._known.fixed
 
-    def _is_new(self, leaves: Sequence[Any], structure: int) -> bool:
-        """Whether the model was not called in this way yet: with these constants, modes, attributes and hooks."""
+    def _key(self, leaves: Sequence[Any], structure: int) -> tuple[int, int]:
+        """The number of the model, and how it is called: with which constants, modes, attributes and hooks."""
         constants = [leaf if isinstance(leaf, _PLAIN) else type(leaf).__name__ for leaf in leaves]
         modes = bytes(module.training for module in self.model.modules())
         attributes = [
@@ -128,12 +131,14 @@ class Division:
             for name, value in vars(module).items()
             if isinstance(value, _PLAIN) and name != "training"
         ]
-        key = self._number, crc32(repr((structure, constants, modes, attributes, self._hooks())).encode())
+        return self._number, crc32(repr((structure, constants, modes, attributes, self._hooks())).encode())
+
+    def _is_checked(self, key: tuple[int, int]) -> bool:
+        """Whether the rows of calls of one kind were found to be independent; some iterations look again."""
         known = self._known.checked
-        if key in known or sum(model == self._number for model, _ in known) >= MAX_CHECKS:
-            return False
-        known.add(key)
-        return True
+        if key in known:
+            return self.run.iteration not in CHECKED_AGAIN
+        return sum(model == self._number for model, _ in known) >= MAX_CHECKS
 
     def _is_list_of_samples(self, value: Any) -> bool:
         is_list = isinstance(value, list | tuple) and all(isinstance(each, Tensor) for each in value)

@@ -219,7 +219,11 @@ class DatasetBatches:
         self.plan = plan
         self._num_samples = len(dataset)
         self._fetcher = Fetcher(
-            dataset, seed=settings.seed, collate_fn=settings.collate_fn, num_workers=settings.num_workers
+            dataset,
+            seed=settings.seed,
+            collate_fn=settings.collate_fn,
+            num_workers=settings.num_workers,
+            worker_init_fn=settings.worker_init_fn,
         )
         self._held = held
         self._stream: Iterator[Fetched] | None = None

@@ -57,7 +57,7 @@ class Values:
         self._memory = {each.data_ptr() for each in tensors if each.numel()}
 
     def _is_known(self, value: Any) -> bool:
-        is_there = isinstance(value, Tensor) and not is_deferred(value)
+        is_there = isinstance(value, Tensor) and not is_deferred(value) and value.layout == torch.strided
         return id(value) in self._ids or (is_there and value.data_ptr() in self._memory)
 
     def mark(self, value: Any) -> Any:
@@ -94,7 +94,9 @@ def _mark_array(value: Any) -> Any:
     if is_deferred(value):  # it is obtained only where it travels
         return id(value.source) if has_rows(value) else None
     if isinstance(value, Tensor):
-        is_small = value.nbytes <= MAX_BYTES and value.layout == torch.strided
+        if value.layout != torch.strided:
+            return value.shape, value._version
+        is_small = value.nbytes <= MAX_BYTES
         return value.shape, crc32(encode({0: [value]})) if is_small else (value.data_ptr(), value._version)
     if isinstance(value, np.ndarray):
         return value.shape, crc32(np.ascontiguousarray(value).tobytes()) if value.nbytes <= MAX_BYTES else 0
@@ -122,6 +124,8 @@ class _Encoding:
         if isinstance(value, _PLAIN):
             self._take(len(value) if isinstance(value, str | bytes) else 8)
             return value
+        if isinstance(value, Tensor) and value.layout != torch.strided:
+            raise OpaqueValue
         if isinstance(value, Tensor | np.ndarray | np.generic):
             self._take(value.nbytes)
             return _encode_array(value)
@@ -155,15 +159,22 @@ class _Encoding:
     def _encode_attributes(self, value: Any) -> Any:
         if (content := _content(value)) is None:
             raise OpaqueValue
+        if isinstance(value, nn.Module):
+            state, parts = content
+            return ("module", self.encode(state), {path: self._encode_each(each) for path, each in parts.items()})
         if has_state(value):
             return ("state", self.encode(content))
-        attributes = {}
-        for name, item in content.items():
+        return ("object", type(value).__module__, type(value).__qualname__, self._encode_each(content))
+
+    def _encode_each(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
+        """Encode attributes; one that cannot travel stays what the script has made it."""
+        encoded = {}
+        for name, item in attributes.items():
             try:
-                attributes[name] = self.encode(item)
+                encoded[name] = self.encode(item)
             except OpaqueValue:
-                continue  # it stays what the script has made it
-        return ("object", type(value).__module__, type(value).__qualname__, attributes)
+                continue
+        return encoded
 
 
 _GENERATORS = (random.Random, np.random.Generator, np.random.RandomState, torch.Generator)
@@ -190,8 +201,6 @@ def _encode_array(value: Any) -> Any:
     if has_rows(value):
         return ("deferred", encode({0: [values_of(value)]}))
     if isinstance(value, Tensor):
-        if value.layout != torch.strided:
-            raise OpaqueValue
         return ("tensor", encode({0: [value]}))
     try:
         content = torch.from_numpy(np.array(value, copy=True))
@@ -233,8 +242,14 @@ class _Restoring:
     def _restore_object(self, present: Any, kind: str, *content: Any) -> Any:
         match kind:
             case "state":
-                if present is not None:
-                    present.load_state_dict(self.restore(None, content[0]))
+                self._restore_state(present, content[0])
+                return present
+            case "module":
+                state, parts = content
+                self._restore_state(present, state)
+                modules = {} if present is None else dict(present.named_modules())
+                for path in parts.keys() & modules.keys():
+                    self._set_attributes(modules[path], parts[path])
                 return present
             case "generator":
                 _set_generator_state(present, self.restore(None, content[1]))
@@ -247,9 +262,24 @@ class _Restoring:
         """Set the attributes of an object of the script, which is made if the script has not: without a call."""
         if present is None and (own := _own_class(module, name)):
             present = object.__new__(own)
-        for attribute, item in attributes.items() if present is not None else ():
-            object.__setattr__(present, attribute, self.restore(getattr(present, attribute, None), item))
+        if present is not None:
+            self._set_attributes(present, attributes)
         return present
+
+    def _set_attributes(self, present: Any, attributes: Mapping[str, Any]) -> None:
+        for attribute, item in attributes.items():
+            value = self.restore(getattr(present, attribute, None), item)
+            if isinstance(present, nn.Module) and attribute in present._buffers:
+                present._buffers[attribute] = value
+            else:
+                object.__setattr__(present, attribute, value)
+
+    def _restore_state(self, present: Any, encoded: Any) -> None:
+        """Load a state; the object has its known parts itself, such as a model of the run that it refers to."""
+        if present is None:
+            return
+        own = present.state_dict()
+        present.load_state_dict(self.restore(dict(own) if isinstance(own, dict) else own, encoded))
 
     def _restore_container(self, present: Any, kind: str, items: list[Any], values: Iterable[Any] = ()) -> Any:
         if kind in _DICTS:
@@ -310,15 +340,31 @@ def has_state(value: Any) -> bool:
 
 
 def _content(value: Any) -> Any:
-    """What an object consists of: its state, or its attributes, which of a library's own objects must be plain."""
+    """What an object consists of: its state, or its attributes, which of a library's own objects must be values.
+
+    Of a module both, with the attributes of each of its parts by their paths.
+    """
     if has_state(value):
         try:
-            return value.state_dict()
+            state = value.state_dict()
         except Exception:  # of a library or of the user: it has no state now
             return None
+        if not isinstance(value, nn.Module):
+            return state
+        return state, {path: _attributes(part) for path, part in value.named_modules()}
     slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
     attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     attributes |= getattr(value, "__dict__", {})
     if not attributes or is_library(sys.modules.get(type(value).__module__)):
-        return attributes if attributes and all(isinstance(each, _PLAIN) for each in attributes.values()) else None
+        are_values = all(isinstance(each, (*_PLAIN, Tensor, np.ndarray)) for each in attributes.values())
+        return attributes if attributes and are_values else None
     return attributes
+
+
+def _attributes(module: nn.Module) -> dict[str, Any]:
+    """The attributes of a module beside what PyTorch gives to each, such as its parameters, parts and hooks."""
+    attributes = {name: value for name, value in vars(module).items() if name not in _OF_MODULES or name == "training"}
+    return attributes | {name: module._buffers[name] for name in module._non_persistent_buffers_set}
+
+
+_OF_MODULES = frozenset(vars(nn.Module()))

@@ -16,15 +16,17 @@ from .values import MAX_BYTES, LargeValue, OpaqueValue, Values, restore
 class LoopVariables:
     """The variables around the loop, as a part of a run's state.
 
-    ``known`` are the objects whose values are parts of that state already.
+    ``known`` are the objects whose values are parts of that state already. The attributes of the loader's
+    ``dataset`` are like variables: the body may change its labels.
     """
 
     may_differ = True
     """Whether members may have different values: such as times."""
 
-    def __init__(self, known: Iterable[object], warn: Callable[[str], None]) -> None:
+    def __init__(self, known: Iterable[object], dataset: object, warn: Callable[[str], None]) -> None:
         self._values = Values([*known, self])
-        self._warn = warn
+        self._dataset = dataset
+        self.warn = warn
         self._frames: list[FrameType] = []
         self._outermost: int | None = None
         self._marks: dict[str, dict[str, Any]] = {}
@@ -90,7 +92,7 @@ class LoopVariables:
         except LargeValue:
             if name not in self._named:
                 self._named.add(name)
-                self._warn(
+                self.warn(
                     f"{name} is changed by the loop and has over {MAX_BYTES >> 20} MiB: a worker that joins and a run "
                     f'that resumes begin with it as the script has made it. Pass it as prepare(..., state={{"{name}": '
                     f"{name}}}) if it has state_dict() and load_state_dict(), or keep it in a resile.training.State"
@@ -103,4 +105,6 @@ class LoopVariables:
             scopes.setdefault(scope_of(frame), frame.f_locals)
         for frame in self._frames:
             scopes.setdefault(f"module {frame.f_globals.get('__name__')}", frame.f_globals)
+        if self._frames:
+            scopes["loader.dataset"] = getattr(self._dataset, "__dict__", {})
         return scopes
