@@ -182,6 +182,37 @@ def test_workers_read_the_rows_of_their_shards(
     assert says == (0 if most_reads else 1)
 
 
+STEPS = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+import resile.training
+
+resile.training.seed()
+model = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = DataLoader(TensorDataset(torch.randn(240, 8), torch.arange(240) % 2), batch_size=24)
+model, optimizer, loader = resile.training.prepare(model, optimizer, data, num_shards=6)
+batches = ((inputs, targets) for _ in loader.epochs(100) for inputs, targets in loader)
+for inputs, targets in batches:
+    optimizer.zero_grad()
+    F.cross_entropy(model(inputs), targets).backward()
+    optimizer.step()
+    if loader.iteration == 24:
+        break
+"""
+
+
+def test_a_loop_that_counts_steps_ends_the_run_though_its_generator_is_kept(tmp_path: Path) -> None:
+    script = tmp_path / "steps.py"
+    script.write_text(STEPS)
+    outcome = run(script, "--plan", "0:1,5:3", home=tmp_path / "home")
+    assert outcome.sha == sha_in(plain_output(script))
+    assert outcome.result["iterations_total"] == 25
+
+
 def test_a_run_killed_entirely_resumes_to_the_same_bits(undisturbed: str, tmp_path: Path) -> None:
     args = ("--seconds", "0.2")
     run_until(SCRIPT, "iteration 8: checkpoint saved", "--workers", "3", home=tmp_path, args=args)

@@ -17,10 +17,10 @@ class Departure:
     """Whether a script has left its ``loop``, which trains ``model``.
 
     For error messages, ``owner`` has `stop` and the result, and ``held`` says how a loop is kept from ending, and what
-    to write instead.
+    to write instead; None: a script that ends without an error has left its loop, also if something still refers to it.
     """
 
-    def __init__(self, model: nn.Module, *, loop: str, owner: str, held: str) -> None:
+    def __init__(self, model: nn.Module, *, loop: str, owner: str, held: str | None) -> None:
         self.has_left = False
         """Whether the script has left the loop before the end of the run."""
         self._model = model
@@ -40,6 +40,8 @@ class Departure:
 
     def begin_completion(self) -> None:
         """Raises UsageError if the model may not be that of the newest iteration any more."""
+        if not self.has_left and self._held is None:
+            return
         if not self.has_left:
             raise UsageError(
                 f"the script left its loop over {self._loop} while something still refers to it, as after {self._held}"

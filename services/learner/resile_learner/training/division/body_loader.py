@@ -57,7 +57,7 @@ class BodyLoader:
             model,
             loop="loader.epochs()",
             owner="loader",
-            held="`bar = tqdm(loader.epochs(10))`: write `for epoch in tqdm(loader.epochs(10)):`",
+            held=None,
         )
         self._run: BodyRun | None = None
         self._iterations: Iterator[BodyIteration]
