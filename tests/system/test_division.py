@@ -210,7 +210,7 @@ def test_a_loop_that_counts_steps_ends_the_run_though_its_generator_is_kept(tmp_
     script.write_text(STEPS)
     outcome = run(script, "--plan", "0:1,5:3", home=tmp_path / "home")
     assert outcome.sha == sha_in(plain_output(script))
-    assert outcome.result["iterations_total"] == 25
+    assert outcome.result["iteration"] == 25
 
 
 def test_a_run_killed_entirely_resumes_to_the_same_bits(undisturbed: str, tmp_path: Path) -> None:
