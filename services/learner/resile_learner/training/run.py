@@ -162,7 +162,7 @@ class Run(BaseRun):
         phases, view = self.session.phases, self.session.view
         position, turn = self._position, self.state.progress.turn
         self._watch.check_unchanged(
-            epochs=self.settings.epochs, iteration=self.iteration, iterations_total=self.iterations_total
+            epoch=position.epoch, epochs=self.settings.epochs, iterations_total=self.iterations_total
         )
 
         phases.enter("data")
