@@ -37,7 +37,7 @@ class RoundSpec:
 
     def without_sums(self) -> "RoundSpec":
         """The same round, for headers alone."""
-        return replace(self, partials=(), sums=())
+        return replace(self, partials=(), sums=(), maxima=())
 
 
 class OtherRound(UsageError):

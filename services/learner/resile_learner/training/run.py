@@ -82,7 +82,7 @@ class Run(BaseRun):
         self._gradients = gradients_of(self.optimizers, parameters)
         self._digest = RollingDigest(parameters)
         self._noise = NoiseScale()
-        self._buffers = Buffers(model)
+        self._buffers = Buffers(model, combines_alike=True)
         # With a batch that changes, there may be more iterations than a schedule was made for.
         self._watch = ScriptWatch(
             model,
