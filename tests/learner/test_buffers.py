@@ -3,7 +3,8 @@ import torch
 from torch import nn
 
 from resile_learner.collectives.tree import Interval
-from resile_learner.training.buffers import Buffers, Deltas, add_deltas
+from resile_learner.training.buffer_rules import Part
+from resile_learner.training.buffers import Buffers, Deltas
 from resile_learner.training.slots import LeafStep, local_plan
 from resile_shared.errors import UsageError
 
@@ -21,6 +22,17 @@ def begin(buffers: Buffers, num_shards: int) -> list[LeafStep]:
     return list(plan.steps)
 
 
+def part(shard: int, num_shards: int = 2) -> Part:
+    """A shard of four rows."""
+    return Part(shard, num_shards, 4 * shard, 4 * shard + 4, 4 * num_shards)
+
+
+def changes(buffers: Buffers, num_shards: int = 2) -> Deltas:
+    """What all shards have changed in buffers that travel in headers."""
+    (found,) = buffers.changes(local_plan(num_shards, Interval(0, num_shards)))
+    return found
+
+
 def test_every_shard_starts_from_the_committed_buffers_and_they_average_by_weight() -> None:
     model = nn.BatchNorm1d(3)
     buffers = Buffers(model)
@@ -30,15 +42,14 @@ def test_every_shard_starts_from_the_committed_buffers_and_they_average_by_weigh
         copy = nn.BatchNorm1d(3)
         copy(shard)
         alone.append(copy.running_mean)
-    deltas = []
     steps = begin(buffers, 2)
     for leaf, shard in enumerate(shards):
         buffers.restore()
         model(shard)
         assert torch.equal(model.running_mean, alone[leaf])  # type: ignore[arg-type]
-        deltas.append(buffers.collect(weight=len(shard) / 12, first=leaf == 0, step=steps[leaf]))
-    assert [list(of_leaf) for of_leaf in deltas] == [[2], []], "statistics travel in buckets, the counter does not"
-    buffers.commit(add_deltas(deltas[0], deltas[1]))
+        buffers.collect(Part(leaf, 2, 4 * leaf, 4 + 8 * leaf, 12), steps[leaf])
+    assert list(changes(buffers)) == [2], "statistics travel in buckets, the counter does not"
+    buffers.commit(changes(buffers))
     torch.testing.assert_close(model.running_mean, alone[0] * 4 / 12 + alone[1] * 8 / 12)  # type: ignore[operator]
     assert model.num_batches_tracked == 1
 
@@ -53,12 +64,11 @@ def test_other_floating_point_buffers_are_summed_if_they_change() -> None:
 
     model = Scaled()
     buffers = Buffers(model)
-    changes: list[Deltas] = []
     for leaf, step in enumerate(begin(buffers, 2)):
         buffers.restore()
         model.scale += leaf + 1
-        changes.append(buffers.collect(weight=0.5, first=leaf == 0, step=step))
-    buffers.commit(add_deltas(*changes))
+        buffers.collect(part(leaf), step)
+    buffers.commit(changes(buffers))
     assert model.scale.tolist() == [2.5, 2.5]
 
 
@@ -68,9 +78,9 @@ def test_a_shard_that_counts_for_nothing_leaves_the_statistics() -> None:
     (step,) = begin(buffers, 1)
     model(torch.randn(4, 3))
     alone = model.running_mean.clone()  # type: ignore[operator]
-    buffers.collect(weight=1.0, first=True, step=step)
+    buffers.collect(part(0, 1), step)
     model(torch.randn(8, 3))
-    buffers.collect(weight=1.0, first=True, step=None)
+    buffers.collect(part(0, 1), None)
     buffers.commit({})
     torch.testing.assert_close(model.running_mean, alone)
 
@@ -82,7 +92,7 @@ def test_what_a_script_writes_between_iterations_is_committed_and_what_a_shard_l
     buffers.begin_iteration(compares_values=False)
     (step,) = begin(buffers, 1)
     model(torch.randn(4, 2))
-    buffers.collect(weight=1.0, first=True, step=step)
+    buffers.collect(part(0, 1), step)
     buffers.begin_iteration(compares_values=False)
     buffers.restore()
     assert model.running_mean.tolist() == [3.0, 3.0]  # type: ignore[operator,union-attr]
@@ -103,9 +113,9 @@ def test_constant_buffers_are_neither_sent_nor_changed() -> None:
     before = statistics(model)
     buffers = Buffers(model)
     model(torch.zeros(2, 2))
-    deltas = buffers.collect(weight=0.1, first=True, step=begin(buffers, 1)[0])
-    assert deltas == {}
-    buffers.commit(deltas)
+    buffers.collect(part(0, 1), begin(buffers, 1)[0])
+    assert changes(buffers, 1) == {}
+    buffers.commit({})
     assert torch.equal(model.mask, before["mask"])
 
 
@@ -113,10 +123,11 @@ def test_a_member_without_shards_gets_the_same_buffers_as_the_others() -> None:
     here, there = nn.BatchNorm1d(2), nn.BatchNorm1d(2)
     mine, theirs = Buffers(here), Buffers(there)
     here(torch.randn(5, 2))
-    deltas = mine.collect(weight=1.0, first=True, step=begin(mine, 1)[0])
+    mine.collect(part(0, 1), begin(mine, 1)[0])
     theirs.begin(local_plan(1, Interval(0, 0)))
     for there_sums, here_sums in zip(theirs.sums, mine.sums, strict=True):
         there_sums.copy_(here_sums)
+    deltas = changes(mine, 1)
     mine.commit(deltas)
     theirs.commit(deltas)
     for name, buffer in statistics(here).items():
@@ -129,11 +140,12 @@ def test_what_a_body_changes_after_its_loss_does_not_reach_the_next_shard() -> N
     steps = begin(buffers, 2)
     buffers.restore()
     norms[0](torch.randn(4, 2))
-    buffers.collect(weight=0.5, first=True, step=steps[0])
+    buffers.collect(part(0), steps[0])
     norms[1](torch.randn(4, 2))
     buffers.restore()
     assert torch.equal(norms[1].running_mean, torch.zeros(2))
-    assert not buffers.collect(weight=0.5, first=False, step=steps[1])
+    buffers.collect(part(1), steps[1])
+    assert list(changes(buffers)) == [2], "the counter of the first"
     buffers.commit({})
     assert torch.equal(norms[1].running_mean, torch.zeros(2))
     assert not torch.equal(norms[0].running_mean, torch.zeros(2))
@@ -154,7 +166,7 @@ def train(model: nn.Module, *, num_iterations: int = 2) -> None:
         buffers.begin_iteration(compares_values=False)
         for leaf, step in enumerate(begin(buffers, 2)):
             buffers.restore()
-            buffers.collect(weight=0.5, first=leaf == 0, step=step)
+            buffers.collect(part(leaf), step)
         buffers.commit({})
 
 
@@ -180,7 +192,7 @@ def test_statistics_of_any_shape_and_strides_are_summed() -> None:
         buffers.restore()
         for buffer in model.buffers():
             buffer.add_(leaf + 1.0)
-        buffers.collect(weight=0.5, first=leaf == 0, step=step)
+        buffers.collect(part(leaf), step)
     buffers.commit({})
     for buffer in model.buffers():
         assert torch.equal(buffer, torch.full_like(buffer, 1.5))
@@ -190,12 +202,11 @@ def test_a_buffer_that_is_replaced_by_assignment_has_changed() -> None:
     model = Holder("average", torch.zeros(2))
     buffers = Buffers(model)
     for _ in range(2):
-        changes: list[Deltas] = []
         for leaf, step in enumerate(begin(buffers, 2)):
             buffers.restore()
             model.average = model.average + (leaf + 1)
-            changes.append(buffers.collect(weight=0.5, first=leaf == 0, step=step))
-        buffers.commit(add_deltas(*changes))
+            buffers.collect(part(leaf), step)
+        buffers.commit(changes(buffers))
     assert model.average.tolist() == [3.0, 3.0]
 
 
@@ -206,7 +217,8 @@ def test_a_buffer_that_is_replaced_by_equal_values_or_by_a_longer_cache_has_not_
     buffers.restore()
     model[0].mask = model[0].mask.clone()  # type: ignore[operator,union-attr]
     model[1].cache = torch.zeros(4)
-    assert buffers.collect(weight=0.5, first=True, step=step) == {}
+    buffers.collect(part(0, 1), step)
+    assert changes(buffers, 1) == {}
     buffers.commit({})
     assert torch.equal(model[0].mask, torch.full((2,), -torch.inf))  # type: ignore[arg-type]
 
@@ -220,7 +232,8 @@ def test_a_buffer_that_was_written_and_then_replaced_by_a_longer_cache_is_left_a
     buffers.begin_iteration(compares_values=False)
     (step,) = begin(buffers, 1)
     buffers.restore()
-    assert buffers.collect(weight=1.0, first=True, step=step) == {}
+    buffers.collect(part(0, 1), step)
+    assert changes(buffers, 1) == {}
     buffers.commit({})
     buffers.adopt()
     buffers.reset(buffers.committed())
@@ -249,13 +262,12 @@ def average_in_iterations(model: Holder, *, compared: list[bool], written_from: 
     buffers = Buffers(model)
     for number, compares_values in enumerate(compared):
         buffers.begin_iteration(compares_values=compares_values)
-        changes: list[Deltas] = []
         for leaf, step in enumerate(begin(buffers, 2)):
             buffers.restore()
             if number >= written_from:
                 model.average.data.add_(leaf + 1.0)  # type: ignore[operator,union-attr]
-            changes.append(buffers.collect(weight=0.5, first=leaf == 0, step=step))
-        buffers.commit(add_deltas(*changes))
+            buffers.collect(part(leaf), step)
+        buffers.commit(changes(buffers))
 
 
 @pytest.mark.parametrize("compared", [[True, False, False], [False, False, False]])
@@ -272,7 +284,8 @@ def test_a_buffer_without_a_value_has_not_changed() -> None:
     buffers.begin_iteration(compares_values=True)
     (step,) = begin(buffers, 1)
     buffers.restore()
-    assert buffers.collect(weight=1.0, first=True, step=step) == {}
+    buffers.collect(part(0, 1), step)
+    assert changes(buffers, 1) == {}
 
 
 def test_what_was_written_through_data_and_not_noticed_is_refused_by_name() -> None:
@@ -285,13 +298,12 @@ def test_a_buffer_that_two_modules_begin_with_is_each_ones_own_once_it_is_replac
     start = torch.zeros(1)
     model = nn.ModuleList(Holder("average", start) for _ in range(2))
     buffers = Buffers(model)
-    changes: list[Deltas] = []
     for leaf, step in enumerate(begin(buffers, 2)):
         buffers.restore()
         for number, module in enumerate(model):
             module.average = module.average + (leaf + 1.0) * (number + 1.0)
-        changes.append(buffers.collect(weight=0.5, first=leaf == 0, step=step))
-    buffers.commit(add_deltas(*changes))
+        buffers.collect(part(leaf), step)
+    buffers.commit(changes(buffers))
     assert [module.average.item() for module in model] == [1.5, 3.0]
 
 
@@ -302,7 +314,8 @@ def test_a_buffer_that_two_modules_share_changes_once() -> None:
     (step,) = begin(buffers, 1)
     buffers.restore()
     model[1].average.add_(1.0)
-    buffers.commit(buffers.collect(weight=1.0, first=True, step=step))
+    buffers.collect(part(0, 1), step)
+    buffers.commit(changes(buffers, 1))
     assert [module.average.item() for module in model] == [1.0, 1.0]
 
 
@@ -312,6 +325,7 @@ def test_a_minimum_that_begins_at_infinity_is_refused_by_name_instead_of_becomin
     (step,) = begin(buffers, 1)
     buffers.restore()
     model.least.copy_(torch.tensor([1.0, -1.0]))  # type: ignore[operator,union-attr]
-    deltas = buffers.collect(weight=1.0, first=True, step=step)
+    buffers.collect(part(0, 1), step)
+    deltas = changes(buffers, 1)
     with pytest.raises(UsageError, match="the buffer least is infinite where shards write other values"):
         buffers.commit(deltas)

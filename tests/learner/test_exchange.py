@@ -3,6 +3,7 @@
 import itertools
 import socket
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from resile_learner.collectives.blocks import MAX_DIRECT_BYTES, WINDOW, Shape
 from resile_learner.collectives.frames import (
     HEADER_BYTES,
+    MAX_HEADER_FRAME_BYTES,
     ROUND_PAYLOAD_BYTES,
     Kind,
     encode,
@@ -44,6 +46,32 @@ def test_sums_have_the_bits_of_the_tree(connect_exchange, num_members: int, dtyp
     for number, num_leaves in enumerate([1, 5, 24]):
         work = make_work(num_leaves, [0, 1, 15, 17, 1001, 100_003], dtype)
         check_round(group, list(members), Tag(1, number), work)
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int16, torch.int64])
+def test_the_greatest_values_of_a_bucket_may_count_instead_of_its_sums(connect_exchange, dtype: torch.dtype) -> None:
+    group = connect_exchange(3)
+    work = make_work(5, [1001, 100_003], dtype)
+    specs = [replace(work.spec(worker, range(3), Tag(1, 0)), maxima=frozenset([1])) for worker in range(3)]
+    held = [pieces(5, range_) for range_ in ranges(5, 3)]
+    for spec, nodes in zip(specs, held, strict=True):
+        for partial, node in zip(spec.partials[1], nodes, strict=True):
+            partial.copy_(torch.stack(list(work.leaves[1][node.lo : node.hi])).amax(0))
+    wait([start(lambda w=w: group.nodes[w].run_round(specs[w])) for w in range(3)])
+    for spec in specs:
+        assert same_bits(spec.sums[0], work.sums()[0])
+        assert same_bits(spec.sums[1], torch.stack(list(work.leaves[1])).amax(0))
+
+
+def test_a_header_takes_as_many_frames_as_it_needs(connect_exchange) -> None:
+    group = connect_exchange(3)
+    work = make_work(3, [1001])
+    size = MAX_HEADER_FRAME_BYTES
+    headers = [bytes([worker + 1]) * length for worker, length in enumerate([2 * size, 10, 2 * size + 5])]
+    calls = [
+        start(lambda w=w: group.nodes[w].run_round(work.spec(w, range(3), Tag(1, 0)), headers[w])) for w in range(3)
+    ]
+    assert wait(calls) == [tuple(headers)] * 3
 
 
 @pytest.mark.parametrize("num_members", [2, 3, 4])
@@ -284,6 +312,9 @@ INVALID = {
     "a block that does not exist": pieces_frame(Tag(1, 0), block=77, length=64),
     "a bucket that does not exist": pieces_frame(Tag(1, 0), bucket=5, block=0, length=64),
     "a block of another length": pieces_frame(Tag(1, 0), block=0, length=64),
+    "a header in too many parts": encode(Kind.HEADER, Tag(1, 0), block=2**20),
+    "a part of a header that does not follow": encode(Kind.HEADER, Tag(1, 0), block=2)
+    + encode(Kind.HEADER, Tag(1, 0), block=2),
     "two headers": 2 * encode(Kind.HEADER, Tag(1, 0)),
     "an abort that names nobody": encode(Kind.ABORT, Tag(1, 0)),
     "state in the middle of a round": encode(Kind.STATE, Tag(1, 0)),

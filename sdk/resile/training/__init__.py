@@ -15,6 +15,7 @@ import os
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 from resile_learner.datasets.paths import dataset
+from resile_learner.training.buffer_rules import buffers
 from resile_learner.training.division.division import undivided
 from resile_learner.training.elastic_loader import ElasticLoader
 from resile_learner.training.iteration import Iteration
@@ -40,6 +41,7 @@ __all__ = [
     "Selection",
     "State",
     "Validation",
+    "buffers",
     "dataset",
     "preload",
     "prepare",

@@ -22,6 +22,11 @@ def array_of(tensor: Tensor) -> Array:
     return tensor.detach().numpy() if tensor.dtype in _NUMPY_ADDS else tensor.detach()
 
 
+def maximizer(dtype: torch.dtype) -> Callable[..., object]:
+    """``maximum(a, b, out=c)`` for the arrays of this dtype."""
+    return np.maximum if dtype in _NUMPY_ADDS else torch.maximum
+
+
 def adder(dtype: torch.dtype) -> Callable[..., object]:
     """``add(a, b, out=c)`` for the arrays of this dtype; numpy and torch give the same bits, those of one rounding."""
     return np.add if dtype in _NUMPY_ADDS else torch.add
@@ -30,9 +35,9 @@ def adder(dtype: torch.dtype) -> Callable[..., object]:
 class Bucket:
     """The memory of one bucket."""
 
-    def __init__(self, partials: Sequence[Tensor], sums: Tensor, *, direct: bool) -> None:
+    def __init__(self, partials: Sequence[Tensor], sums: Tensor, *, direct: bool, is_maximum: bool = False) -> None:
         self.dtype = sums.dtype
-        self.add = adder(sums.dtype)
+        self.add = (maximizer if is_maximum else adder)(sums.dtype)
         self.sums = array_of(sums)
         self.sums_bytes = tensor_bytes(sums)
         self.partials = [array_of(partial) for partial in partials]

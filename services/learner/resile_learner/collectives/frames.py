@@ -7,7 +7,7 @@ and the second halves are known before it begins, so that they are encoded once 
 |----------|------------------------|-----------------------------------------------------|
 | PIECES   | of the round           | the sender's partial sums of one block, concatenated |
 | SUM      | of the round           | one finished block                                  |
-| HEADER   |                        | the header of the sender's training loop            |
+| HEADER   | block: how many follow | the header of the sender's training loop, or a part |
 | ABORT    |                        | the suspect's id and the reason                     |
 | CONFIRM  |                        | nothing: the round of this tag is committed         |
 | SKELETON |                        | the bytes of state to come, the sender's groups, and |
@@ -32,7 +32,9 @@ from .spec import Tag
 ROUND_PAYLOAD_BYTES = 2 * 65_483 // 64 * 64 - 64
 """Maximum payload of a frame of a round: with its header it takes two segments on loopback, without a tiny third."""
 STATE_FRAME_BYTES = 1 << 20
-MAX_HEADER_BYTES = 1 << 24
+MAX_HEADER_FRAME_BYTES = 1 << 24
+MAX_HEADER_BYTES = 1 << 32
+"""The maximum size of a header, in as many frames as it takes: only what no training loop sends is beyond it."""
 MAX_REASON_BYTES = 1 << 12
 
 _TAG = struct.Struct("<QQ")
@@ -63,7 +65,7 @@ _KINDS = {int(kind): kind for kind in Kind}
 _MAX_LENGTH = {
     Kind.PIECES: ROUND_PAYLOAD_BYTES,
     Kind.SUM: ROUND_PAYLOAD_BYTES,
-    Kind.HEADER: MAX_HEADER_BYTES,
+    Kind.HEADER: MAX_HEADER_FRAME_BYTES,
     Kind.ABORT: _ABORT.size + MAX_REASON_BYTES,
     Kind.CONFIRM: 0,
     Kind.SKELETON: _STATE_TOTAL.size + MAX_SKELETON_BYTES,
@@ -121,6 +123,17 @@ def decode(header: bytes | bytearray) -> Frame:
     if length > _MAX_LENGTH[kind]:
         raise Malformed(f"a {kind.name} frame of {length} bytes, at most {_MAX_LENGTH[kind]} are allowed")
     return Frame(kind, Tag(*_TAG.unpack_from(header)), bucket, block, length)
+
+
+def encode_header(tag: Tag, content: bytes) -> bytes:
+    """The HEADER frames that carry ``content``."""
+    size = MAX_HEADER_FRAME_BYTES
+    parts = [content[start : start + size] for start in range(0, len(content), size)] or [b""]
+    heads = [
+        encode(Kind.HEADER, tag, block=left, length=len(part))
+        for left, part in zip(reversed(range(len(parts))), parts, strict=True)
+    ]
+    return b"".join(piece for pair in zip(heads, parts, strict=True) for piece in pair)
 
 
 def encode_abort(tag: Tag, *, suspect: int, reason: str) -> bytes:

@@ -2,9 +2,10 @@
 
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from .blocks import WINDOW, Block, Stage, Transfer
-from .frames import Frame, Kind, Malformed, decode_abort, encode_tag
+from .frames import MAX_HEADER_BYTES, MAX_HEADER_FRAME_BYTES, Frame, Kind, Malformed, decode_abort, encode_tag
 from .link import Destination, Link, Refusal, Sink
 from .reduction import Reduction
 from .spec import OtherRound, Tag
@@ -66,6 +67,8 @@ class RoundPeer(Sink):
         self.header_time = 0.0
         """When the peer's header had arrived, on the monotonic clock."""
         self._has_header = False
+        self._num_parts = 0
+        """How many frames of the header are still to come, once the first has arrived."""
         self._tag = tag
         self._encoded_tag = encode_tag(tag)
         self._reduction = reduction
@@ -167,9 +170,9 @@ class RoundPeer(Sink):
             return Refusal.DISCARD if frame.tag.generation <= self._tag.generation else Refusal.DEFER
         if frame.tag != self._tag:
             return Refusal.DISCARD if frame.tag < self._tag else Refusal.DEFER
-        if frame.kind is Kind.HEADER and self.header is None and frame.length >= self._status_bytes:
-            self.header = bytearray(frame.length)
-            return [memoryview(self.header)], frame.length, self._on_header
+        if frame.kind is Kind.HEADER and not self._has_header and self._is_part_of_header(frame):
+            part = bytearray(frame.length)
+            return [memoryview(part)], frame.length, partial(self._on_header, part, frame.block)
         if frame.kind is Kind.ABORT:
             self._abort = bytearray(frame.length)
             return [memoryview(self._abort)], frame.length, self._on_abort_frame
@@ -205,9 +208,19 @@ class RoundPeer(Sink):
         else:
             self._on_group()
 
-    def _on_header(self) -> None:
-        self.header_time = time.monotonic()
-        self._has_header = True
+    def _is_part_of_header(self, frame: Frame) -> bool:
+        """Whether a frame can begin the peer's header, or follow what has arrived of it."""
+        if self.header is None:
+            return frame.length >= self._status_bytes and frame.block <= MAX_HEADER_BYTES // MAX_HEADER_FRAME_BYTES
+        return frame.block == self._num_parts - 1
+
+    def _on_header(self, part: bytearray, num_parts: int) -> None:
+        self.header = self.header or bytearray()
+        self.header += part
+        self._num_parts = num_parts
+        if not num_parts:
+            self.header_time = time.monotonic()
+            self._has_header = True
 
     def _on_abort_frame(self) -> None:
         suspect, reason = decode_abort(self._abort)

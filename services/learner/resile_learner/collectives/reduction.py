@@ -58,7 +58,10 @@ class Reduction:
     def push(self, bucket: int) -> None:
         """Take the partial sums of the next bucket."""
         is_direct = bucket in self.layout.direct
-        self.buckets.append(Bucket(self._spec.partials[bucket], self._spec.sums[bucket], direct=is_direct))
+        spec = self._spec
+        self.buckets.append(
+            Bucket(spec.partials[bucket], spec.sums[bucket], direct=is_direct, is_maximum=bucket in spec.maxima)
+        )
 
     def pieces_memory(self, block: Block, rank: int, num_bytes: int) -> memoryview:
         """Where the pieces that ``rank`` sends of a block are received."""

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from functools import partial
 
 from .bucket_memory import Scratch
-from .frames import MAX_HEADER_BYTES, Kind, Malformed, encode, encode_abort, encode_tag
+from .frames import MAX_HEADER_BYTES, Kind, Malformed, encode_abort, encode_header, encode_tag
 from .link import BrokenLink, DrainSink, Link
 from .memory_agreement import MemoryAgreement
 from .peer import RoundPeer
@@ -113,12 +113,12 @@ class LinkRound:
             if self._failure is not None:
                 raise self._failure
             status = self._agreement.status(self._traffic)
-            frame = encode(Kind.HEADER, self._spec.tag, length=len(status) + len(header)) + status + header
+            frames = encode_header(self._spec.tag, status + header)
             # It announces no later stage, so the header is what tells the others that it has read everything.
             if may_leave:
                 self._run(lambda: self._reduction.has_read and all(peer.has_sums for peer in self._peers))
             for peer in self._peers:
-                peer.link.send(frame)
+                peer.link.send(frames)
             self._run(lambda: all(not peer.num_expected and not peer.link.pending for peer in self._peers))
             self.last = self._last_header(begun)
             headers = {peer.rank: bytes(peer.header or b"") for peer in self._peers} | {self.rank: status + header}
@@ -162,7 +162,7 @@ class LinkRound:
     @property
     def missing(self) -> tuple[int, ...]:
         """The members whose headers have not arrived. From any thread, while `finish` waits."""
-        return tuple(sorted(self._spec.members[peer.rank] for peer in self._peers if peer.header is None))
+        return tuple(sorted(self._spec.members[peer.rank] for peer in self._peers if not peer.header_time))
 
     def _traffic(self) -> dict[int, Traffic]:
         """What was sent to each other member."""

@@ -1,6 +1,6 @@
 """What a gradient exchange is asked to do, whatever carries its frames, and how it fails."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -32,10 +32,12 @@ class RoundSpec:
     """[bucket][own piece]: flat contiguous tensors, those of a bucket of one dtype and length. Used as scratch."""
     sums: Sequence[Tensor]
     """[bucket]: where the sum over all leaves is written. May be ``partials[bucket][0]`` itself."""
+    maxima: Container[int] = ()
+    """The buckets, of integers, of which the greatest values count instead of the sums."""
 
     def without_sums(self) -> "RoundSpec":
         """The same round, for headers alone."""
-        return replace(self, partials=(), sums=())
+        return replace(self, partials=(), sums=(), maxima=())
 
 
 class OtherRound(UsageError):

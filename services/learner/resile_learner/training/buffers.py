@@ -1,17 +1,21 @@
 """Buffers of a model (BatchNorm statistics and the like) under the fixed tree.
 
-Every shard starts from the buffers of the last committed iteration. The changes that shards make to a floating-point
-buffer are weighted and summed in the same tree as the gradients; any other buffer takes the value that the first shard
-leaves in it. A buffer that a script replaced by one of another shape or dtype is a cache, which each worker fills for
-itself: it is left alone.
+Every shard starts from the buffers of the last committed iteration. What shards change combines in the same tree as the
+gradients, by the rule of each buffer (`buffer_rules.py`). Where nobody knows the rule, all shards must leave the same;
+in a loop whose body runs for each batch, changes to a floating-point buffer are then weighted and summed. A buffer that
+a script replaced by one of another shape or dtype is a cache, which each worker fills for itself: it is left alone.
 
 Running statistics change in every shard, and no worker waits for a device to find that out: they travel in buckets, as
-gradients do. Changes to other buffers, which are rare, travel in the headers.
+gradients do. Changes to other buffers, which are rare, travel in the headers as long as they are small. The headers
+name larger ones, which travel in the buckets of a round that follows.
 
 PyTorch counts the writes to a tensor, except those through ``.data`` or numpy. Buffers are therefore compared by value
 at some iterations, and in the first one in which this worker computes a shard: one that such a write has changed is
 compared after every shard from then on.
 """
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,22 +25,47 @@ from resile_shared.errors import UsageError
 
 from ..state.memory import is_expanded
 from ..state.run import registered_buffers
-from .digest import RollingDigest
+from .buffer_rules import KINDS, Part, Queue, Rule, add_changes, declaration, known_rule, queues, weighted_changes
+from .digest import RollingDigest, bits_of
 from .slots import LeafStep, LocalPlan, Slots
 
 Deltas = dict[int, Tensor]
+"""Encoded changes, by the numbers of the buffers. Those in a header are on the CPU."""
+Left = tuple[int | None, str]
+"""A digest of what all shards have left in a buffer, None if they differ, and the rule that would suit it."""
+MAX_SENT_BYTES = 1 << 18
+"""The maximum size of all changes in a header, for each subtree of shards."""
+
+
+class UnknownRule(UsageError):
+    """Shards leave different values in a buffer, and nobody has said how these combine."""
+
+    def __init__(self, rules: Mapping[str, str]) -> None:
+        names = ", ".join(rules)
+        super().__init__(
+            f"shards of the batch change the buffer {names} each by its own samples, and it is not known what that "
+            f"makes for all of them: declare it before the training call, as in `{declaration(rules)}`. The rules are "
+            f"{', '.join(KINDS)}, or a function of the module; they are documented at resile.training.buffers"
+        )
 
 
 class Buffers:
-    """The buffers of a model, numbered in the order of `registered_buffers`."""
+    """The buffers of a model, numbered in the order of `registered_buffers`.
 
-    def __init__(self, model: nn.Module) -> None:
+    ``combines_alike``: buffers without a rule must be the same in all shards, also those of floats.
+    """
+
+    def __init__(self, model: nn.Module, *, combines_alike: bool = False) -> None:
         registered = [place for place in registered_buffers(model) if place[1]._buffers[place[2]] is not None]
         self._names = [name for name, _, _ in registered]
         self._places = [(module, key) for _, module, key in registered]
         self._committed = [self._now(index).detach().clone() for index in range(len(self._places))]
         self._seen = [self._version(index) for index in range(len(self._places))]
         self._touched: set[int] = set()
+        self.rules = [self._rule(index, combines_alike=combines_alike) for index in range(len(self._places))]
+        self._queues = {index: queue for queue in self._find_queues() for index in (queue.pointer, *queue.slots)}
+        self._expected: dict[int, int] = {}
+        """How many slots of each queue all shards fill, by those that were computed here."""
         self._statistics = [index for index in range(len(self._places)) if self._is_statistic(index)]
         self._others = [index for index in range(len(self._places)) if index not in self._statistics]
         self._slots = Slots([self._committed[index] for index in self._statistics])
@@ -47,6 +76,15 @@ class Buffers:
         for index, view in zip(self._statistics, self._base.views, strict=True):
             self._committed[index] = view.copy_(self._committed[index])
         self._digest = RollingDigest(self._committed)
+        self._like = [
+            Rule("sum").like(value) if self._is_pointer(index) else rule.like(value)
+            for index, (rule, value) in enumerate(zip(self.rules, self._committed, strict=True))
+        ]
+        self._is_late = self._find_late()
+        self._slots_of_others: dict[int, Deltas] = {}
+        """The changes to other buffers, added up so far, by the slots of the plan."""
+        self._left_by_shards: dict[int, Left] = {}
+        self._num_collected = 0
         self._compares_values = False
         self._has_collected = False
         """Whether this worker has computed a shard."""
@@ -64,7 +102,33 @@ class Buffers:
     def _is_statistic(self, index: int) -> bool:
         """Whether a buffer travels in buckets: of a dtype in which sums are possible, and writable as a whole."""
         buffer = self._now(index)
-        return self._places[index][1].startswith("running_") and _is_summable(buffer) and not is_expanded(buffer)
+        is_mean = self.rules[index].kind == "mean" and self._places[index][1].startswith("running_")
+        return is_mean and _is_summable(buffer) and not is_expanded(buffer)
+
+    def _rule(self, index: int, *, combines_alike: bool) -> Rule:
+        module, key = self._places[index]
+        buffer = self._now(index)
+        if rule := known_rule(module, key):
+            return rule
+        if key.startswith("running_") and _is_summable(buffer):
+            return Rule("mean")
+        if combines_alike or not _is_summable(buffer):
+            return Rule("first", is_assumed=True)
+        return Rule("mean")
+
+    def _find_queues(self) -> list[Queue]:
+        return queues(self.rules, self._places, self._committed, self._names)
+
+    def _is_pointer(self, index: int) -> bool:
+        return index in self._queues and self._queues[index].pointer == index
+
+    def _find_late(self) -> list[bool]:
+        """Which of the others travel in a round that follows: all but the smallest, which fit into a header."""
+        num_bytes, are_late = 0, [False] * len(self._places)
+        for index in sorted(self._others, key=lambda index: self._like[index].nbytes):
+            num_bytes += self._like[index].nbytes
+            are_late[index] = num_bytes > MAX_SENT_BYTES
+        return are_late
 
     @property
     def has_statistics(self) -> bool:
@@ -74,6 +138,10 @@ class Buffers:
     def begin(self, plan: LocalPlan) -> None:
         """Begin an iteration in which this worker folds its shards by ``plan``."""
         self._slots.reserve(plan)
+        self._slots_of_others.clear()
+        self._left_by_shards.clear()
+        self._expected.clear()
+        self._num_collected = 0
 
     def partials(self, plan: LocalPlan) -> list[list[Tensor]]:
         """[bucket][piece]: flat tensors with this worker's partial sums of running statistics, after its last shard."""
@@ -104,28 +172,111 @@ class Buffers:
         self._is_shard_open = False
 
     @torch.no_grad()
-    def collect(self, *, weight: float, first: bool, step: LeafStep | None) -> Deltas:
-        """After a shard: fold its weighted changes to running statistics by ``step``; None: they do not count.
-
-        Returns its weighted changes to other buffers and, for the ``first`` shard, the values of those that are not
-        floating-point.
-        """
+    def collect(self, part: Part, step: LeafStep | None, *, folds_statistics: bool = True) -> None:
+        """After a shard: fold what it has changed by ``step``; None: it does not count."""
         self._is_shard_open = self._has_collected = True
         self._uncounted.update(self._changed_uncounted())
-        if step and self._statistics:
+        if step and self._statistics and folds_statistics:
             _copy_all(self._left.views, self._of_statistics()[0])
             for number, (now, committed) in enumerate(zip(self._left.flats, self._base.flats, strict=True)):
-                self._slots.fold_flat(number, step, _weighted_changes(now, committed, weight))
+                self._slots.fold_flat(number, step, weighted_changes(now, committed, part.weight))
         changed = [index for index in self._others if self._has_changed(index)]
         self._touched.update(changed)
-        deltas = {}
+        if step:
+            self._note_left(changed, part)
+            self._fold_others(step, self._changes(changed, part))
+
+    def _changes(self, changed: Sequence[int], part: Part) -> Deltas:
+        """Encode what a shard has ``changed``, as far as it counts."""
+        found: Deltas = {}
         for index in changed:
-            buffer = self._now(index)
-            if buffer.is_floating_point():
-                deltas[index] = _weighted_changes(buffer, self._committed[index], weight)
-            elif first:
-                deltas[index] = buffer.clone()
-        return deltas
+            rule = self.rules[index]
+            if index in self._queues:
+                found |= self._filled(self._queues[index], part) if index not in found else {}
+            elif part.counts(rule.kind):
+                found[index] = rule.change(self._now(index), self._committed[index], part)
+        return found
+
+    def _filled(self, queue: Queue, part: Part) -> Deltas:
+        """Encode which slots of a queue a shard has filled, and with what."""
+        pointer, name = queue.pointer, self._names[queue.slots[0]]
+        has_changed = any(self._has_changed(index) for index in queue.slots)
+        begin = int(self._committed[pointer])
+        filled = queue.num_filled(self._now(pointer), self._committed[pointer], has_changed=has_changed)
+        offset = queue.offset(part, filled, name)
+        self._expected[pointer] = filled * part.num_rows // max(part.stop - part.start, 1)
+        found = {pointer: torch.full_like(self._like[pointer], filled)}
+        for index in queue.slots:
+            now, committed = self._now(index), self._committed[index]
+            found[index] = queue.change(
+                now, committed, begin=begin, filled=filled, offset=offset, name=self._names[index]
+            )
+        return found
+
+    def _fold_others(self, step: LeafStep, changes: Deltas) -> None:
+        slots = self._slots_of_others
+        slots[step.slot] = self.add(slots[step.slot], changes) if step.adds else changes
+        for left, right in step.merges:
+            slots[left] = self.add(slots[left], slots[right])
+
+    def add(self, left: Deltas, right: Deltas) -> Deltas:
+        """One addition of the tree, into ``left``; a buffer that one side did not change adds nothing."""
+        for index, change in right.items():
+            left[index] = add_changes(self.rules[index], left[index], change) if index in left else change
+        return left
+
+    def _note_left(self, changed: Sequence[int], part: Part) -> None:
+        """Note what a shard leaves in buffers without a rule."""
+        for index in self._left_by_shards.keys() | changed:
+            if not self.rules[index].is_assumed:
+                continue
+            now, committed = self._now(index), self._committed[index]
+            digest, unlike = int(bits_of(now)), int(bits_of(committed))
+            before, proposed = self._left_by_shards.get(index, (unlike if self._num_collected else digest, ""))
+            counts = _counts(now, committed, part.stop - part.start)
+            self._left_by_shards[index] = (
+                digest if digest == before and not counts else None,
+                proposed or ("sum" if counts else _proposed(now, committed)),
+            )
+        self._num_collected += 1
+
+    def changes(self, plan: LocalPlan) -> list[Deltas]:
+        """[piece]: this worker's changes to buffers that travel in headers, after its last shard."""
+        return [
+            {index: change for index, change in self._slots_of_others[slot].items() if not self._is_late[index]}
+            for slot in plan.piece_slots
+        ]
+
+    @property
+    def late(self) -> list[int]:
+        """The buffers that this worker's shards have changed, and whose changes are too large for a header."""
+        return sorted({index for each in self._slots_of_others.values() for index in each if self._is_late[index]})
+
+    @property
+    def left(self) -> dict[int, Left]:
+        """What this worker's shards have left in buffers without a rule, if any has changed them."""
+        return dict(self._left_by_shards)
+
+    def late_sums(self, late: Sequence[int], plan: LocalPlan) -> "LateSums":
+        """What a round takes that combines the changes to the buffers ``late``."""
+        partials = []
+        for index in late:
+            changes = [self._slots_of_others[slot].get(index) for slot in plan.piece_slots]
+            partials.append([(self._like[index].clone() if each is None else each).reshape(-1) for each in changes])
+        sums = [torch.empty_like(self._like[index]) for index in late]
+        maxima = frozenset(number for number, index in enumerate(late) if self.rules[index].is_maximum)
+        return LateSums(partials, [each.view(-1) for each in sums], maxima, dict(zip(late, sums, strict=True)))
+
+    def check_left(self, left: Sequence[Mapping[int, Left]]) -> None:
+        """Compare what the shards of the members that have any have left. Raises UnknownRule."""
+        found = {}
+        for index in sorted({index for each in left for index in each}):
+            unchanged: Left = int(bits_of(self._committed[index])), ""
+            given = [each.get(index, unchanged) for each in left]
+            if len({digest for digest, _ in given}) > 1 or given[0][0] is None:
+                found[self._names[index]] = next(proposed for _, proposed in given if proposed)
+        if found:
+            raise UnknownRule(found)
 
     def _has_changed(self, index: int) -> bool:
         if self._is_cache(index):
@@ -172,23 +323,38 @@ class Buffers:
             for flat, changes in zip(self._base.flats, self._slots.sums, strict=True):
                 flat.add_(changes)
             _copy_all(*self._of_statistics())
-        for index, delta in deltas.items():
-            committed = self._committed[index]
-            if committed.is_floating_point():
-                self._check_finite(index, delta)
-                committed.add_(delta.to(committed.device))
-            else:
-                committed.copy_(delta)
+        for index, change in deltas.items():
+            self._apply(index, change.to(self._committed[index].device))
+            self._write(index)
+        derived = {index for index in deltas if self.rules[index].derive}
+        for index in derived:
+            self._committed[index].copy_(self.rules[index].derive(self._places[index][0]))  # type: ignore[misc]
             self._write(index)
         self._note_versions(set(deltas))
+
+    def _apply(self, index: int, change: Tensor) -> None:
+        committed, rule = self._committed[index], self.rules[index]
+        if self._is_pointer(index):
+            filled, queue = int(change), self._queues[index]
+            if self._expected.get(index, filled) != filled:
+                raise UsageError(
+                    f"the shards of a batch have filled {filled} slots of {self._names[queue.slots[0]]} together, and "
+                    'not each the same number for each row, which the rule "concat" needs'
+                )
+            committed.copy_((committed + filled) % queue.length)
+        elif not rule.derive:
+            if rule.kind in ("mean", "sum"):
+                self._check_finite(index, change)
+            rule.apply(committed, change)
 
     def _check_finite(self, index: int, delta: Tensor) -> None:
         """Raises UsageError when the sum of changes to a buffer is not finite because the buffer begins at infinity."""
         committed = self._committed[index]
-        if bool((committed.isinf() & ~delta.isfinite()).any()):
+        extremes = declaration({self._names[index]: "max" if bool((committed == -torch.inf).any()) else "min"})
+        if committed.is_floating_point() and bool((committed.isinf() & ~delta.isfinite()).any()):
             raise UsageError(
                 f"the buffer {self._names[index]} is infinite where shards write other values, whose mean change is "
-                "no number: begin with a finite value, or write it after the exchange by what is equal on all workers"
+                f"no number: begin with a finite value, or declare that it is the extreme of all shards: `{extremes}`"
             )
 
     @torch.no_grad()
@@ -234,8 +400,8 @@ class Buffers:
         return self._digest.at(number)
 
     def like(self, index: int) -> Tensor:
-        """A buffer of the dtype and shape of buffer ``index``."""
-        return self._committed[index]
+        """A change of buffer ``index`` that changes nothing."""
+        return self._like[index]
 
     def _of_statistics(self) -> tuple[list[Tensor], list[Tensor]]:
         """The running statistics: those of the model, and the committed ones."""
@@ -259,11 +425,6 @@ def _copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
             torch._foreach_copy_(targets, sources)
 
 
-def _weighted_changes(now: Tensor, committed: Tensor, weight: float) -> Tensor:
-    """Negative zeros where nothing has changed: adding them leaves any value as it is, even infinity and -0.0."""
-    return (now - committed).mul_(weight).masked_fill_(now == committed, -0.0)
-
-
 def _is_summable(buffer: Tensor) -> bool:
     return buffer.is_floating_point() and buffer.element_size() >= 2  # not those of 8 bits
 
@@ -275,12 +436,30 @@ def _are_same(left: Tensor, right: Tensor) -> bool:
     return torch.equal(left, right) or bool(((left == right) | ((left != left) & (right != right))).all())
 
 
-def add_deltas(left: Deltas, right: Deltas) -> Deltas:
-    """One addition of the tree; a buffer that one side did not change adds nothing."""
-    merged = dict(left)
-    for index, delta in right.items():
-        if index in merged and delta.is_floating_point():
-            merged[index] = merged[index] + delta
-        else:
-            merged.setdefault(index, delta)
-    return merged
+def _counts(now: Tensor, committed: Tensor, num_rows: int) -> bool:
+    """Whether a buffer has changed by a multiple of the rows of a shard, as one that counts samples."""
+    if num_rows < 2 or now.dtype is torch.bool or now.is_complex() or now.element_size() == 1:
+        return False
+    changes = now.double() - committed.double()
+    return bool((changes.nan_to_num(0.5).remainder(num_rows) == 0).all()) and bool(changes.any())
+
+
+def _proposed(now: Tensor, committed: Tensor) -> str:
+    """The rule that may suit a buffer without one, by what one shard has changed."""
+    if now.dtype is torch.bool:
+        return "any"
+    if now.is_complex():
+        return "last"
+    changes = now.double() - committed.double()
+    if bool((changes == changes.round()).all()):
+        return "sum"
+    return "max" if bool((changes >= 0).all()) else "min" if bool((changes <= 0).all()) else "mean"
+
+
+class LateSums(NamedTuple):
+    """What a round takes: see `Rounds.open`; and the sums, with their shapes, by the numbers of the buffers."""
+
+    partials: list[list[Tensor]]
+    sums: list[Tensor]
+    maxima: frozenset[int]
+    changes: Deltas

@@ -3,7 +3,7 @@
 import struct
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import orjson
@@ -13,7 +13,7 @@ from torch import Tensor
 from ..checkpoint.checkpoint_header import CheckpointHeader
 from ..collectives.tree import Interval, children, fold_values
 from ..state.memory import joined_bytes
-from .buffers import Deltas, add_deltas
+from .buffers import Deltas, Left
 from .data.batches import Indices
 from .stragglers import Pace
 from .watch.repeatability import ShardFingerprint
@@ -45,6 +45,10 @@ class ComputedShards(NamedTuple):
     """Operations without a deterministic form that the member knows of."""
     first_shard: ShardFingerprint | None = None
     """What the member made of shard 0, if it computed that for comparison."""
+    left: Mapping[int, Left] = {}
+    """What the member's shards have left in buffers without a rule."""
+    late: Sequence[int] = ()
+    """The buffers whose changes, too large for a header, a round that follows combines."""
     rows: bytes = b""
     """The outputs of the member's shards, or the gradients of their inputs, where the loop's body needs all of them."""
 
@@ -74,26 +78,32 @@ class RoundHeader:
 
         ``generation`` is the highest that the member has formed.
         """
-        partials, indices, used, pace, operations, first_shard, rows = self.computed
+        partials, indices, used, pace, operations, first_shard, left, late, rows = self.computed
         names = next((list(partial.scalars) for partial in partials if partial.scalars), [])
         scalars = np.array([[partial.scalars[name] for name in names] for partial in partials], dtype=np.float64)
         touched = [list(partial.deltas) for partial in partials]
         checkpoint = self.checkpoint.to_json()
         own = [generation, self.digest, checkpoint, self.pause, self.facts, self.is_new, self.asks_for_boundary]
+        numbers = (
+            indices.astype(np.uint32) if len(indices) and 0 <= indices.min() <= indices.max() < 1 << 32 else indices
+        )
         head = orjson.dumps(
             [
                 *own,
                 len(indices),
+                numbers.itemsize,
                 len(used),
                 names,
                 touched,
                 pace and list(pace),
                 operations,
                 first_shard and list(first_shard),
+                list(left.items()),
+                list(late),
             ]
         )
         raw = joined_bytes(delta for partial in partials for delta in partial.deltas.values())
-        return b"".join([_LENGTH.pack(len(head)), head, indices.tobytes(), used, scalars.tobytes(), raw, rows])
+        return b"".join([_LENGTH.pack(len(head)), head, numbers.tobytes(), used, scalars.tobytes(), raw, rows])
 
     @staticmethod
     def decode(data: bytes, like: Callable[[int], Tensor]) -> "tuple[int, RoundHeader]":
@@ -104,9 +114,12 @@ class RoundHeader:
         (length,) = _LENGTH.unpack_from(data)
         head: list[Any] = orjson.loads(data[_LENGTH.size : _LENGTH.size + length])
         generation, digest, checkpoint, pause, facts, is_new, asks_for_boundary, *computed_head = head
-        num_indices, num_used, names, touched, pace, operations, first = computed_head
+        num_indices, index_bytes, num_used, names, touched, pace, operations, first, left, late = computed_head
         reader = _Reader(data, _LENGTH.size + length)
-        indices = np.frombuffer(reader.read(8 * num_indices), dtype=np.int64)
+        numbers = np.frombuffer(
+            reader.read(index_bytes * num_indices), dtype=f"{'u' if index_bytes == 4 else 'i'}{index_bytes}"
+        )
+        indices = numbers.astype(np.int64, copy=False)
         used = reader.read(num_used)
         rows = np.frombuffer(reader.read(8 * len(names) * len(touched)), dtype=np.float64)
         partials = [
@@ -123,6 +136,8 @@ class RoundHeader:
             Pace(*pace) if pace else None,
             tuple(operations),
             first and ShardFingerprint(*first),
+            {index: (digest, proposed) for index, (digest, proposed) in left},
+            tuple(late),
             reader.rest(),
         )
         stored = CheckpointHeader.from_json(checkpoint)
@@ -141,32 +156,48 @@ class Totals:
     """Operations without a deterministic form that some member knows of."""
 
     @staticmethod
-    def of(computed: Sequence[ComputedShards], pieces: Sequence[Sequence[Interval]], num_leaves: int) -> "Totals":
-        """Fold the partial sums in the fixed tree; ``pieces[r]`` are the subtrees of rank r."""
+    def of(
+        computed: Sequence[ComputedShards],
+        pieces: Sequence[Sequence[Interval]],
+        num_leaves: int,
+        add: Callable[[Deltas, Deltas], Deltas],
+    ) -> "Totals":
+        """Fold the partial sums in the fixed tree; ``pieces[r]`` are the subtrees of rank r, ``add`` adds changes."""
         slots = [piece for held in pieces for piece in held]
         partials = [partial for each in computed for partial in each.partials]
-        total = fold_values(num_leaves, slots, partials, add_partials) if partials else PartialSums()
+        total = add_up(num_leaves, slots, [each.scalars for each in partials], add_scalars)
+        deltas = add_up(num_leaves, slots, [dict(each.deltas) for each in partials], add)
         used = np.zeros(max(len(each.used) for each in computed), dtype=np.uint8)
         for each in computed:
             if each.used:
                 used |= np.frombuffer(each.used, dtype=np.uint8)
         indices = np.concatenate([each.indices for each in computed])
         operations = frozenset(name for each in computed for name in each.operations)
-        return Totals(total.scalars, total.deltas, used.astype(bool).tolist(), indices, operations)
+        return Totals(total, deltas, used.astype(bool).tolist(), indices, operations)
 
 
-def add_partials(left: PartialSums, right: PartialSums) -> PartialSums:
+Scalars = dict[str, float]
+Value = TypeVar("Value", Scalars, Deltas)
+
+
+def add_up(
+    num_leaves: int, slots: Sequence[Interval], values: Sequence[Value], add: Callable[[Value, Value], Value]
+) -> Value:
+    """Fold the values of subtrees in tree order."""
+    return fold_values(num_leaves, slots, values, add) if values else {}
+
+
+def add_scalars(left: Scalars, right: Scalars) -> Scalars:
     """One addition of the tree."""
-    scalars = {name: value + right.scalars[name] for name, value in left.scalars.items()}
-    return PartialSums(scalars, add_deltas(left.deltas, right.deltas))
+    return {name: value + right[name] for name, value in left.items()}
 
 
 def fold_leaves(piece: Interval, of_leaf: Callable[[int], PartialSums]) -> PartialSums:
-    """Fold the partial sums of the single shards of one subtree."""
+    """Fold the scalars of the single shards of one subtree."""
     if piece.hi - piece.lo == 1:
         return of_leaf(piece.lo)
-    left, right = children(piece)
-    return add_partials(fold_leaves(left, of_leaf), fold_leaves(right, of_leaf))
+    left, right = (fold_leaves(half, of_leaf) for half in children(piece))
+    return PartialSums(add_scalars(left.scalars, right.scalars))
 
 
 class _Reader:

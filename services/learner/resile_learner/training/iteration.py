@@ -17,10 +17,11 @@ from resile_shared.errors import ResileError, UsageError
 from ..collectives.spec import Abandoned
 from ..collectives.tree import Interval
 from ..messages import Warned
+from .buffer_rules import Part
 from .buffers import Deltas
 from .data.batches import Indices
 from .data.fetch import Fetched
-from .header import NO_INDICES, ComputedShards, PartialSums, RoundHeader, add_partials, fold_leaves
+from .header import NO_INDICES, ComputedShards, PartialSums, RoundHeader, add_scalars, fold_leaves
 from .metric_names import find_partial_metric
 from .noise import SquaredNorms
 from .rounds import RoundResult
@@ -41,10 +42,9 @@ WEIGHT, NUM_WEIGHTED = "resile/weight", "resile/weighted"
 
 
 class ComputedLeaf(NamedTuple):
-    """What is left of a shard, beside its gradients: means over it, and changes to buffers."""
+    """What is left of a shard, beside its gradients and changes to buffers: means over it."""
 
     values: dict[str, Tensor | float]
-    deltas: Deltas
     weight: float
     """How much the loss and the gradients count."""
     is_weighted: bool
@@ -362,7 +362,7 @@ class Iteration:
         if self._compares:
             self._workspace.watch.on_backward()
         step = None if is_spare else self._plan.steps[leaf - self._held.lo]
-        deltas = self._buffers.collect(weight=self._batch.weight(leaf), first=leaf == 0, step=step)
+        self._buffers.collect(self._part(leaf), step)
         if is_spare:
             if self._first_shard:
                 self._first_shard = self._first_shard._replace(gradients=self._gradients.digest())
@@ -371,7 +371,7 @@ class Iteration:
         if step and leaf < self._held.hi - 1:
             self._gradients.fold(step)
         detached = {name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()}
-        self._leaves.append(ComputedLeaf(detached, deltas, weight, is_weighted))
+        self._leaves.append(ComputedLeaf(detached, weight, is_weighted))
 
     def _weight(self, loss: Tensor, leaf: int) -> tuple[float, bool]:
         """How much a shard counts in the mean over the batch, and whether that is not its number of samples.
@@ -417,9 +417,19 @@ class Iteration:
             indices = np.concatenate([NO_INDICES, *self._indices])
             operations = self._determinism.reproducibility.operations
             used = bytes(self._gradients.used)
-            computed = ComputedShards(partials, indices, used, self._pace(), operations, self._first_shard)
+            computed = ComputedShards(
+                partials,
+                indices,
+                used,
+                self._pace(),
+                operations,
+                self._first_shard,
+                self._buffers.left,
+                self._buffers.late,
+            )
             header = replace(self._header, computed=computed)
-            self.outcome = self._round.finish(header, next_iteration=self.number + 1, trains=True)
+            outcome = self._round.finish(header, next_iteration=self.number + 1, trains=True)
+            self.outcome, late = self._exchange_late(outcome) if outcome.late else (outcome, {})
         except Abandoned as lost:
             self.lost = lost
             if self._is_in_closure:
@@ -437,7 +447,7 @@ class Iteration:
             raise NotANumber(self.number)
         self._determinism.reproducibility.agree(totals.operations)
         self._determinism.apply()  # the update depends on it as well
-        self._buffers.commit(totals.deltas)
+        self._buffers.commit(totals.deltas | late)
         self._gradients.assign(totals.used, scale=scale)
         if self._spec.measures_noise:
             of_batch = self._gradients.square_of_sums() / self._scale**2
@@ -459,6 +469,20 @@ class Iteration:
             return 1.0
         return self.num_samples / weight if weight else math.nan
 
+    def _exchange_late(self, first: RoundResult) -> tuple[RoundResult, Deltas]:
+        """Combine the changes to buffers that are too large for a header, in a round that follows the ``first``."""
+        late = self._buffers.late_sums(first.late, self._plan)
+        opened = self._workspace.rounds.open(self._batch.num_leaves, late.partials, late.sums, maxima=late.maxima)
+        for number in range(len(late.sums)):
+            opened.exchange.push(number)
+        computed = ComputedShards([PartialSums() for _ in self._plan.pieces])
+        header = replace(self._make_header(self.num_exchanges + 1), computed=computed)
+        second = opened.finish(header, next_iteration=self.number + 1, trains=True)
+        headers = [
+            replace(newer, computed=older.computed) for newer, older in zip(second.headers, first.headers, strict=True)
+        ]
+        return replace(second, headers=headers, totals=first.totals), late.changes
+
     def _pace(self) -> Pace:
         data, compute, callback = self._phases.take_seconds(("data", "compute", "callback"))
         processor = time.process_time() - self._processor
@@ -475,11 +499,19 @@ class Iteration:
             if squares:  # of the loss as it was weighted and scaled for the backward pass
                 square = squares[leaf - self._held.lo] / (by_weight * self._scale) ** 2 if by_weight else 0.0
                 sums[SHARD_SQUARES] = square * by_samples
-            return PartialSums({**sums, WEIGHT: computed.weight, NUM_WEIGHTED: computed.is_weighted}, computed.deltas)
+            return PartialSums({**sums, WEIGHT: computed.weight, NUM_WEIGHTED: computed.is_weighted})
 
         if self._sums_share:
-            return [reduce(add_partials, map(of_leaf, range(*self._held)))]
-        return [fold_leaves(piece, of_leaf) for piece in self._plan.pieces]
+            folded = [PartialSums(reduce(add_scalars, (of_leaf(leaf).scalars for leaf in range(*self._held))))]
+        else:
+            folded = [fold_leaves(piece, of_leaf) for piece in self._plan.pieces]
+        changes = self._buffers.changes(self._plan)
+        return [replace(each, deltas=deltas) for each, deltas in zip(folded, changes, strict=True)]
+
+    def _part(self, leaf: int) -> Part:
+        batch, num_rows = self._batch, len(self._batch.indices)
+        start, stop = (num_rows * each // batch.num_shards for each in (leaf, leaf + 1))
+        return Part(leaf, batch.num_shards, start, stop, num_rows)
 
     @property
     def _scale(self) -> float:

@@ -18,6 +18,7 @@ from .selection import Selection
 from .settings import Mode
 from .validation import Validation
 from .watch.losses import check_is_mean
+from .watch.schedules import check_made_for_iterations
 
 Datasets = Callable[[], tuple[Any, Any]]
 TARGETS = ("labels", "label", "targets", "target")
@@ -161,6 +162,8 @@ class ElasticModel:
             autocast=self._autocast,
             lr_scheduler_interval=self._lr_scheduler_interval,
         )
+        if self._lr_scheduler_interval == "iteration" and batch_range is None:
+            check_made_for_iterations([self._lr_scheduler], epochs=epochs, iterations_total=loop.iterations_total)
         for iteration in loop.iterations():
             self._compute(iteration)
             if iteration.exchange():

@@ -1,6 +1,6 @@
 """Rounds: one exchange among all members, its headers compared and folded."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -11,7 +11,7 @@ from ..collectives.spec import Abandoned, OtherRound, RoundSpec, Tag
 from ..collectives.tree import Interval, pieces, ranges
 from ..session import Session
 from ..state.facts import MembersDiffer, check_members_agree, minority, without_parts
-from .buffers import Buffers
+from .buffers import Buffers, UnknownRule
 from .header import ComputedShards, RoundHeader, Totals
 from .metric_names import find_partial_metric
 from .watch.repeatability import check_fingerprints
@@ -32,6 +32,11 @@ class RoundResult:
     """How gradients were exchanged, as text for people."""
     raw: Sequence[bytes] = ()
     """[rank]: the headers as they were received."""
+
+    @property
+    def late(self) -> list[int]:
+        """The buffers whose changes a round that follows combines."""
+        return sorted({index for header in self.headers for index in header.computed.late})
 
 
 class Rounds:
@@ -74,15 +79,25 @@ class Rounds:
 
         return self.exchange(compute, header, next_iteration=next_iteration, trains=trains, holds=holds)
 
-    def open(self, num_leaves: int, partials: Sequence[Sequence[Tensor]] = (), sums: Sequence[Tensor] = ()) -> "Round":
-        """Open the next round over ``num_leaves`` shards, held in equal ranges by the current members."""
+    def open(
+        self,
+        num_leaves: int,
+        partials: Sequence[Sequence[Tensor]] = (),
+        sums: Sequence[Tensor] = (),
+        *,
+        maxima: Container[int] = (),
+    ) -> "Round":
+        """Open the next round over ``num_leaves`` shards, held in equal ranges by the current members.
+
+        See `RoundSpec` for the others.
+        """
         view = self._session.view
         if sums and self._session.agree_on_carrier(Tag(view.generation, self.number)):
             self.number += 1
         held = tuple(pieces(num_leaves, part) for part in ranges(num_leaves, view.size))
         tag = Tag(view.generation, self.number)
         self.number += 1
-        spec = RoundSpec(tag, view.workers, held, num_leaves, partials, sums)
+        spec = RoundSpec(tag, view.workers, held, num_leaves, partials, sums, maxima)
         self.newest = Round(self._session, self._buffers, spec)
         return self.newest
 
@@ -142,10 +157,12 @@ class Round:
         self._check_shards(headers)
         try:
             self._compare(headers)
-        except MembersDiffer:
+        except (MembersDiffer, UnknownRule):
             self._await_all()
             raise
-        totals = Totals.of([each.computed for each in headers], self._spec.pieces, self._spec.num_leaves)
+        totals = Totals.of(
+            [each.computed for each in headers], self._spec.pieces, self._spec.num_leaves, self._buffers.add
+        )
         return RoundResult(self._spec.tag, headers, named, totals, self.exchange.last, self.exchange.path, raw)
 
     def _check_shards(self, headers: Sequence[RoundHeader]) -> None:
@@ -169,6 +186,7 @@ class Round:
             raise MembersDiffer(partial)
         fingerprints = [header.computed.first_shard for header in headers]
         check_fingerprints(fingerprints, self._spec.members, has_same_bits=has_same_bits)
+        self._buffers.check_left([header.computed.left for header in headers if header.computed.partials])
         _, who = minority([header.digest for header in headers], self._spec.members)
         if who:
             raise MembersDiffer(
@@ -184,7 +202,7 @@ class Round:
         """
         tag = Tag(self._spec.tag.generation, self._spec.tag.round + 1)
         nothing = replace(
-            self._spec, tag=tag, pieces=((),) * len(self._spec.members), num_leaves=0, partials=(), sums=()
+            self._spec, tag=tag, pieces=((),) * len(self._spec.members), num_leaves=0, partials=(), sums=(), maxima=()
         )
         with suppress(Abandoned):
             self._session.begin(nothing).finish(b"")

@@ -82,7 +82,7 @@ class Run(BaseRun):
         self._gradients = gradients_of(self.optimizers, parameters)
         self._digest = RollingDigest(parameters)
         self._noise = NoiseScale()
-        self._buffers = Buffers(model)
+        self._buffers = Buffers(model, combines_alike=True)
         # With a batch that changes, there may be more iterations than a schedule was made for.
         self._watch = ScriptWatch(
             model,
@@ -162,7 +162,7 @@ class Run(BaseRun):
         phases, view = self.session.phases, self.session.view
         position, turn = self._position, self.state.progress.turn
         self._watch.check_unchanged(
-            epochs=self.settings.epochs, iteration=self.iteration, iterations_total=self.iterations_total
+            epoch=position.epoch, epochs=self.settings.epochs, iterations_total=self.iterations_total
         )
 
         phases.enter("data")

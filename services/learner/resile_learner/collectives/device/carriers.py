@@ -206,7 +206,8 @@ class OnDevices(Carrier):
         rank = group.rank
         plan = plan_bucket(spec.pieces, spec.num_leaves, sums.numel(), sums.element_size(), rank)
         with self._stream.after(ready):
-            sum_bucket(plan, spec.partials[bucket], sums, group, self._rows)
+            is_maximum = bucket in spec.maxima
+            sum_bucket(plan, spec.partials[bucket], sums, group, self._rows, is_maximum=is_maximum)
         if bucket == len(spec.sums) - 1:
             self._stream.wait()
             if self._communicator.condition is Condition.ENDED:  # an abort ends the wait, too

@@ -4,7 +4,7 @@ The library moves bytes and never adds any. The additions are the same as on a C
 the tree, so the bits are the same too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -28,10 +28,18 @@ class Rows:
         return self._memory[:num_bytes].view(like.dtype).view(plan.num_rows, plan.num_columns)
 
 
-def sum_bucket(plan: BucketPlan, partials: Sequence[Tensor], sums: Tensor, group: DeviceGroup, rows: Rows) -> None:
+def sum_bucket(
+    plan: BucketPlan,
+    partials: Sequence[Tensor],
+    sums: Tensor,
+    group: DeviceGroup,
+    rows: Rows,
+    *,
+    is_maximum: bool = False,
+) -> None:
     """Write the sum of all pieces to ``sums``, which may be ``partials[0]``. On the current stream of the device.
 
-    Raises RuntimeError when the process group fails.
+    With ``is_maximum`` the greatest values are written. Raises RuntimeError when the process group fails.
     """
     memory = rows.reserve(plan, sums)
     for part in plan.kept:
@@ -40,14 +48,14 @@ def sum_bucket(plan: BucketPlan, partials: Sequence[Tensor], sums: Tensor, group
         [(part.peer, partials[part.piece][slice(*part.span)]) for part in plan.sends],
         [(part.peer, memory[part.row, part.column : part.column + part.span.length]) for part in plan.receives],
     )
-    fold_rows(plan, memory)
+    fold_rows(plan, memory, torch.maximum if is_maximum else torch.add)
     sums[slice(*plan.own)] = memory[0, : plan.own.length]
     sums[slice(*plan.tail)] = memory[0, plan.own.length :]
     if plan.gathered.length:
         group.gather(sums[slice(*plan.gathered)], sums[slice(*plan.own)])
 
 
-def fold_rows(plan: BucketPlan, rows: Tensor) -> None:
+def fold_rows(plan: BucketPlan, rows: Tensor, add: Callable[..., object] = torch.add) -> None:
     """Add up the rows in the order of the tree, into row 0."""
     for left, right in plan.folds:
-        torch.add(rows[left], rows[right], out=rows[left])
+        add(rows[left], rows[right], out=rows[left])

@@ -7,13 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...state.run import registered_buffers
+from ..buffer_rules import declaration, known_rule, longest
 from ..terms import combined, shares, terms_of
+from .changed_buffers import ChangedBuffers
 from .rows import Cut, weight
 from .values import Values
 
-_BATCH_NORM = nn.modules.batchnorm._NormBase
-"""Modules whose buffers are means over rows, and a count of calls."""
-_RANDOM = (_BATCH_NORM, nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention, nn.RNNBase)
+_RANDOM = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention, nn.RNNBase)
 """Modules that draw random numbers, or mix rows as is expected, while they train."""
 Compute = Callable[[slice, int], Sequence[Tensor]]
 """Computes the outputs for some rows with some seed."""
@@ -52,13 +53,8 @@ def differences(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
 
 
 def counted(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
-    """Look whether the model changes buffers otherwise than by a mean over the rows that it is given."""
-    buffers = {
-        f"{path}.{name}" if path else name: (module, name)
-        for path, module in model.named_modules()
-        for name in module._buffers
-        if not isinstance(module, _BATCH_NORM)
-    }
+    """Look whether the model changes buffers without a rule otherwise than by a mean over the rows that it is given."""
+    buffers = {name: (module, key) for name, module, key in registered_buffers(model) if not known_rule(module, key)}
     if not buffers:
         return []
 
@@ -76,22 +72,74 @@ def counted(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
         whole, parts = after(rows), [after(half) for half in halves]
     except Exception:  # of a model that does not take so few rows
         return []
+    rules: dict[str, str] = {}
     for name, value in whole.items():
-        of_parts = [part.get(name) for part in parts]
-        if not _is_mean(value, of_parts, before.get(name), [weight(cut, 0), weight(cut, 1)]):
-            return [_COUNTED.format(name=name)]
-    return []
+        began, one, other = before.get(name), *(part.get(name) for part in parts)
+        if began is None or one is None or other is None or not value.shape == began.shape == one.shape == other.shape:
+            rules[name] = ""
+            continue
+        rule = _rule_of(value, began, one, other, [weight(cut, 0), weight(cut, 1)])
+        if rule != "mean":
+            rules[name] = rule
+    if not rules:
+        return []
+    found = {name: rule for name, rule in rules.items() if rule}
+    proposal = f". If that is right for it, declare its rule before prepare(): `{declaration(found)}`" if found else ""
+    return [_COUNTED.format(name=", ".join(rules)) + proposal]
 
 
-def _is_mean(whole: Tensor, parts: Sequence[Tensor | None], before: Tensor | None, by: Sequence[float]) -> bool:
-    """Whether a buffer changed by the mean of what it changed by in the parts; one of integers, by the same."""
-    one, other = parts
-    if one is None or other is None or before is None or not whole.shape == one.shape == other.shape == before.shape:
+def _rule_of(whole: Tensor, before: Tensor, one: Tensor, other: Tensor, by: Sequence[float]) -> str:
+    """By which rule a buffer changed, by what it changed by in two parts: "" for none, "mean" for what needs none."""
+    is_float = whole.is_floating_point()
+    if torch.equal(whole, one) and torch.equal(whole, other):
+        return "mean"
+    if is_float and _is_close(whole, before + by[0] * (one - before) + by[1] * (other - before)):
+        return "mean"
+    if whole.dtype is torch.bool:
+        return "any" if torch.equal(whole, one | other) else ""
+    if whole.is_complex():
+        return ""
+    if torch.equal(whole, torch.maximum(one, other)):
+        return "max"
+    if torch.equal(whole, torch.minimum(one, other)):
+        return "min"
+    if _fills(whole, before, one, other):
+        return "concat"
+    return "sum" if _is_close(whole, one + other - before) else ""
+
+
+def _fills(whole: Tensor, before: Tensor, one: Tensor, other: Tensor) -> bool:
+    """Whether the parts fill slots of a buffer from the same one on, and the whole as many as both together."""
+    if not whole.dim():
         return False
-    if not whole.is_floating_point():
-        return torch.equal(whole, one) and torch.equal(whole, other)
-    mean = before + by[0] * (one - before) + by[1] * (other - before)
-    return _is_close(whole, mean)
+    dim = longest(whole)
+    others = [each for each in range(whole.dim()) if each != dim]
+    filled = [
+        (part != before).amax(others).nonzero().flatten() if others else (part != before).nonzero().flatten()
+        for part in (whole, one, other)
+    ]
+    sizes = [len(each) for each in filled]
+    begins = [int(each[0]) if len(each) else -1 for each in filled]
+    return 0 < sizes[1] < sizes[0] == sizes[1] + sizes[2] and len(set(begins)) == 1
+
+
+def uses_changed(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
+    """Look whether the outputs depend on what the model has changed in a buffer in the same call, for its own rows."""
+    ruled = [
+        (name, module, key)
+        for name, module, key in registered_buffers(model)
+        if (rule := known_rule(module, key)) and rule.kind not in ("mean", "first") and module._buffers[key] is not None
+    ]
+    if not ruled:
+        return []
+    try:
+        with ChangedBuffers([(module, key) for _, module, key in ruled]) as changed:
+            outputs = compute(rows, 0)
+    except Exception:  # of a model that does not take so few rows, or operations that cannot be watched
+        return []
+    if not changed.reached(outputs):
+        return []
+    return [_USED.format(name=", ".join(name for name, _, _ in ruled))]
 
 
 IN_FULL = "so each worker computes the model in full, which is right and takes as long as on one worker"
@@ -122,6 +170,10 @@ HOOKED = (
 OTHER_SHAPES = (
     f"an output of the model has the shape {{one}} for one part of a batch and {{other}} for another, {IN_FULL}. Pad "
     "all samples of a batch to one length before the model is called"
+)
+_USED = (
+    "what the model computes depends on its buffer {name} after the call has changed it by the rows that it is given, "
+    f"where it would be that of the whole batch, {IN_FULL}. Compute with the buffer first, and change it afterwards"
 )
 CHANGES_INPUTS = (
     f"the model changes its inputs in place, which belong to the body of the loop, {IN_FULL}. Let it change a copy, "

@@ -5,15 +5,17 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from resile_shared.errors import ResileError, UsageError
 
 from ...collectives.tree import Interval, ranges
 from ...session import StateLost
 from ...state.facts import Facts
+from ..buffer_rules import Part
+from ..buffers import Deltas
 from ..digest import content_digest
-from ..header import ComputedShards, PartialSums, fold_leaves
+from ..header import ComputedShards, PartialSums
 from ..seeds import seeded
 from ..slots import local_plan
 from ..terms import Term, combined, shares, terms_of
@@ -25,9 +27,11 @@ from .additivity import (
     IN_FULL,
     OTHER_SHAPES,
     UNCERTAIN,
+    Compute,
     counted,
     differences,
     kept,
+    uses_changed,
 )
 from .deferred import Deferred
 from .exchanging import Divided
@@ -72,6 +76,8 @@ class Call:
         self._iteration = run.iteration
         self._versions = self._parameter_versions()
         self._is_over = False
+        self._folded: Interval | None = None
+        """The shards whose changes to buffers are folded."""
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -96,9 +102,7 @@ class Call:
         shard = self._cut.rows(self._iteration % self._cut.num_shards)
         stop = min(max(shard.stop, 2), self._cut.num_rows)
         rows = slice(min(shard.start, max(0, stop - 2)), stop)
-        with seeded(self._seed):
-            found = [HOOKED.format(name=hooked)] if hooked else self._mixed(rows)
-        self._run.buffers.restore()
+        found = [HOOKED.format(name=hooked)] if hooked else self._mixed(rows)
         if self._passes.changes_inputs:
             found = [*found, CHANGES_INPUTS]
         if found:
@@ -114,12 +118,14 @@ class Call:
                 raise Undividable(f"{message}, {IN_FULL}")
             return [each for each in outputs if isinstance(each, Tensor)]
 
+        is_whole = rows.stop - rows.start < 2 or self._cut.num_shards == 1
+        found: list[str] = []
         try:
-            if rows.stop - rows.start < 2 or self._cut.num_shards == 1:
-                compute(rows, 0)
-                return []
-            looks = (look(self._model.model, compute, rows) for look in (kept, counted, differences))
-            return next(filter(None, looks), [])
+            for look in (_computed,) if is_whole else (kept, counted, uses_changed, differences):
+                with seeded(self._seed):
+                    found = found or look(self._model.model, compute, rows)
+                self._run.buffers.restore()
+            return found
         except (ResileError, Undividable):
             raise
         except Exception as error:  # the model's own; if it is not by parts, the call in full raises it again
@@ -138,7 +144,8 @@ class Call:
             result = run.exchange(
                 self._compute_forward, self._facts, sums_of=run.buffers if run.buffers.has_statistics else None
             )
-            run.buffers.commit(result.totals.deltas)
+            late = self._exchange_late(result.late) if result.late else {}
+            run.buffers.commit(result.totals.deltas | late)
             self._sent.receive(header.computed.rows for header in result.headers)
             self._complete(self._sent)
         shards = [iter(each) for each in self._sent.all(self._device)]
@@ -161,21 +168,50 @@ class Call:
         opened = run.rounds.open(self._cut.num_shards, run.buffers.partials(plan), run.buffers.sums)
         self._passes.forget()
         self._sent.forget_own()
-        deltas = {}
         for step, shard in zip(plan.steps, range(*held), strict=True):
             self._compute_shard(shard)
-            deltas[shard] = run.buffers.collect(weight=weight(self._cut, shard), first=shard == 0, step=step)
+            run.buffers.collect(self._part(shard), step)
             self._sent.own(shard)
             if run.recomputes:
                 self._passes.drop(shard)
-        if 0 not in deltas and (self._compares or not deltas):
+        if (held.lo > 0 and self._compares) or held.lo == held.hi:
             self._compute_shard(0)  # to be compared, or to know the structure of the outputs
             self._passes.drop(0)
         for number in range(len(run.buffers.sums)):
             opened.exchange.push(number)
-        partials = [fold_leaves(piece, lambda leaf: PartialSums({}, deltas[leaf])) for piece in plan.pieces]
-        rows = self._sent.pieces(deltas, at_most=self._at_most())
-        return ComputedShards(partials, first_shard=self._first_shard, rows=rows)
+        partials = [PartialSums(deltas=deltas) for deltas in run.buffers.changes(plan)]
+        rows = self._sent.pieces(range(*held), at_most=self._at_most())
+        buffers = run.buffers
+        self._folded = held
+        return ComputedShards(partials, first_shard=self._first_shard, left=buffers.left, late=buffers.late, rows=rows)
+
+    def _exchange_late(self, late: Sequence[int]) -> Deltas:
+        """Combine the changes to buffers that are too large for a header, in a round of their own."""
+        run, found = self._run, {}
+
+        def compute() -> ComputedShards:
+            held = self._held()
+            plan = local_plan(self._cut.num_shards, held)
+            if self._folded != held:  # a member was lost, or it was in this round, in which they were used
+                for step, shard in zip(plan.steps, range(*held), strict=True):
+                    self._compute_shard(shard)
+                    run.buffers.collect(self._part(shard), step, folds_statistics=False)
+                    if run.recomputes:
+                        self._passes.drop(shard)
+            self._folded = None
+            sums = run.buffers.late_sums(late, plan)
+            found.update(sums.changes)
+            opened = run.rounds.open(self._cut.num_shards, sums.partials, sums.sums, maxima=sums.maxima)
+            for number in range(len(sums.sums)):
+                opened.exchange.push(number)
+            return ComputedShards([PartialSums() for _ in plan.pieces])
+
+        run.exchange(compute, dict, sums_of=None)
+        return found
+
+    def _part(self, shard: int) -> Part:
+        rows = self._cut.rows(shard)
+        return Part(shard, self._cut.num_shards, rows.start, rows.stop, self._cut.num_rows)
 
     def _compute_shard(self, shard: int) -> None:
         computed = self._passes.forward(shard)
@@ -347,6 +383,12 @@ class Call:
 
     def _parameter_versions(self) -> list[int]:
         return [parameter._version for parameter in self._model.parameters]
+
+
+def _computed(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
+    """Compute ``rows``, which are all."""
+    compute(rows, 0)
+    return []
 
 
 class DividedCall(torch.autograd.Function):

@@ -16,7 +16,7 @@ from .buffer_watch import BufferWatch
 from .compared_state import ComparedState
 from .optimizer_watch import OptimizerWatch, watch_other_optimizers
 from .scaler_watch import watch_scalers
-from .schedules import check_schedules
+from .schedules import ScheduleWatch
 
 _LONGEST_WATCH = 4
 """The number of a worker's first iterations in which one of the watches observes something."""
@@ -45,7 +45,7 @@ class ScriptWatch:
         self.optimizers = [OptimizerWatch(model, each, state) for each in optimizers]
         self.buffers = BufferWatch(model)
         self._averages = AverageWatch(model, state)
-        self._schedules = tuple(state.values()) if has_fixed_length else ()
+        self._schedules = ScheduleWatch(state.values() if has_fixed_length else ())
         self._mode = mode
         self._torch_settings: dict[str, str] = {}
         self._num_begun = 0
@@ -71,13 +71,13 @@ class ScriptWatch:
         """As a joiner: what is observed in a worker's first iterations, the members have observed in theirs."""
         self._num_begun = _LONGEST_WATCH
 
-    def check_unchanged(self, *, epochs: int, iteration: int, iterations_total: int) -> None:
+    def check_unchanged(self, *, epoch: int, epochs: int, iterations_total: int) -> None:
         """Refuse what a joining worker could not know, and schedules that count other steps than they get."""
         if self._mode == "same-bits":
             check_unchanged(self._torch_settings)
         for watch in self.optimizers:
             watch.check()
-        check_schedules(self._schedules, epochs=epochs, iteration=iteration, iterations_total=iterations_total)
+        self._schedules.check(epoch=epoch, epochs=epochs, iterations_total=iterations_total)
 
     def facts(self, buffers: Buffers, iteration: int, num_evaluations: int, *, compares_state: bool) -> dict[str, str]:
         """Values that the script may have changed since the last exchange, but only in the same way on all workers.
