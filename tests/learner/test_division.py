@@ -659,11 +659,26 @@ FAILING = """
 import sys
 import torch
 from torch.utils.data import DataLoader
-from resile.training import prepare
+from resile.training import ElasticLoop, prepare
 
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-model, optimizer, loader = prepare(model, optimizer, DataLoader(torch.ones(32, 4), batch_size=8), body=sys.argv[1])
+inputs = torch.ones(32, 4)
+
+def by_hand():
+    iterations = iter(ElasticLoop(model, optimizer, inputs, epochs=3, batch_size=8))
+    for iteration in iterations:
+        shards = iteration.shards()
+        for shard in shards:
+            iteration.backward(model(shard).mean())
+            if iteration.number == 2:
+                raise ValueError("the user's")
+        if iteration.exchange():
+            optimizer.step()
+
+if sys.argv[1] == "by hand":
+    by_hand()
+model, optimizer, loader = prepare(model, optimizer, DataLoader(inputs, batch_size=8), body=sys.argv[1])
 epochs = loader.epochs(3, start=1)
 for epoch in epochs:
     for inputs in loader:
@@ -674,35 +689,7 @@ for epoch in epochs:
 """
 
 
-def test_buffers_that_count_rows_count_those_of_the_batch() -> None:
-    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
-        optimizer.zero_grad()
-        model(batch[0]).square().mean().backward()
-        optimizer.step()
-        printed += [model.seen.item(), model.largest.item()]
-
-    check_like_plain(body, Counting)
-
-
-def test_calls_that_a_model_counts_are_those_of_batches() -> None:
-    def body(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
-        optimizer.zero_grad()
-        value = model(batch[0]).square().mean()
-        value.backward()
-        optimizer.step()
-        printed += [model.steps, value.item()]
-
-    check_like_plain(body, Warming)
-
-
-def test_a_wrapper_of_an_optimizer_is_named() -> None:
-    model = perceptron()
-    wrapper: Any = type("Warmup", (), {"param_groups": []})()
-    with pytest.raises(UsageError, match="was given a Warmup as optimizer"):
-        Context().run(prepare, model, wrapper, DataLoader(dataset(), batch_size=BATCH), body="batch")
-
-
-@pytest.mark.parametrize("body", ["batch", "shard"])
+@pytest.mark.parametrize("body", ["batch", "shard", "by hand"])
 def test_an_error_in_a_loop_that_something_refers_to_ends_the_script_as_any_other(body: str, tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(FAILING)

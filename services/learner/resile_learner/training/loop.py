@@ -10,7 +10,7 @@ It reads as any training loop does::
             optimizer.step()
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import nn
 from resile_shared.errors import UsageError
 
 from ..collectives.spec import OtherRound
-from ..session import LEFT_EARLY, current_session
+from ..session import LEFT_EARLY, closed_at_exit, current_session
 from .data.batch_samplers import BatchSampler
 from .data.batches import BatchPlan
 from .data.fetch import Collate
@@ -206,6 +206,9 @@ class ElasticLoop:
 
     def __iter__(self) -> Iterator[Iteration]:
         """Yield the iterations of the run. A script that leaves them by ``break`` ends the run: see `Departure`."""
+        return closed_at_exit(self._yield_iterations())
+
+    def _yield_iterations(self) -> Generator[Iteration, None, None]:
         self._left = self.iterations()
         current_session().prepared = self
         for iteration in self._left:
@@ -217,4 +220,4 @@ class ElasticLoop:
 
     def iterations(self) -> Iterator[Iteration]:
         """Yield the iterations for a loop that is not left before its end, such as that of a library with callbacks."""
-        return self.run.iterations()
+        return closed_at_exit(self.run.iterations())
