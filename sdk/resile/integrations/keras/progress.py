@@ -1,0 +1,85 @@
+"""What a Keras model has beside its own variables: part of the run's state, so that a worker that joins has it too."""
+
+from typing import Any
+
+import keras
+import numpy as np
+import torch
+from keras import callbacks
+
+from ..callback_state import Attributes, CallbackState
+from .callbacks import OnLowestRank
+
+
+class CompiledVariables:
+    """The variables of the optimizer and of metrics."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self._model = model
+        self.holds = model._flatten_layers()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return their values, in the order of the variables."""
+        return {name: [each.value.detach() for each in kept] for name, kept in self._variables().items()}
+
+    @torch.no_grad()
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load what `state_dict` returned."""
+        for name, kept in self._variables().items():
+            for variable, value in zip(kept, state_dict[name], strict=True):
+                variable.value.copy_(value)
+
+    def _variables(self) -> dict[str, list[Any]]:
+        return {"optimizer": self._model.optimizer.variables, "metrics": self._model.metrics_variables}
+
+
+class FitProgress:
+    """How far ``fit`` is, and what callbacks and the model have as plain attributes and arrays."""
+
+    may_differ = True
+    """Plain values may differ between workers: callbacks may have attributes of one worker, such as a time."""
+
+    def __init__(self, model: keras.Model, held: callbacks.CallbackList) -> None:
+        self.epoch = -1
+        """The newest epoch that has begun."""
+        self.step = 0
+        """The number of the next batch in it."""
+        kept = [each for each in held.callbacks if not isinstance(each, OnLowestRank)]
+        self._callbacks = CallbackState(lambda: [model, *kept], attributes=_attributes)
+        self._received: list[Attributes] = []
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this worker has begun to train."""
+        return self._callbacks.has_begun
+
+    def begin(self) -> None:
+        """Training begins here: callbacks take over what was received."""
+        self._callbacks.begin()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that a joiner needs."""
+        changed = self._callbacks.changed() if self.has_begun else self._received
+        return {"epoch": self.epoch, "step": self.step, "callbacks": changed}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned elsewhere."""
+        self.epoch, self.step = state_dict["epoch"], state_dict["step"]
+        self._received = state_dict["callbacks"]
+        self._callbacks.load(self._received)
+
+
+def _attributes(owner: Any) -> Attributes:
+    """The attributes that travel; of a model only those of the script."""
+    names = [name for name in vars(owner) if not isinstance(owner, keras.Model) or not name.startswith("_")]
+    return {name: vars(owner)[name] for name in names if _travels(vars(owner)[name])}
+
+
+def _travels(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(_travels(part) for pair in value.items() for part in pair)
+    if isinstance(value, list | tuple):
+        return all(map(_travels, value))
+    if isinstance(value, np.ndarray):
+        return not value.dtype.hasobject
+    return value is None or isinstance(value, bool | int | float | str | np.generic)
