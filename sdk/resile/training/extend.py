@@ -24,8 +24,8 @@ smallest one gives a training step that somebody else wrote, which calls ``backw
 - `check_is_mean` refuses a loss that is a sum; `LossIsASum` is the error.
 - `current_session` is this worker's part in the run, a `SoloSession` if the script runs plainly. Its ``report`` takes
   a `Warned` for the job's history, its ``phases`` say what a worker spends its time with.
-- A part of the ``state`` of `resile.training.prepare` may name, as ``holds``, further objects whose values the state
-  has: where variables of the script refer to them, they do not travel once more.
+- A model that is given to `resile.training.prepare` may name, as ``holds``, objects that it takes care of: they do not
+  travel where variables of the script refer to them.
 - `seeded` restores the random generators after its block; `extra_states` and `load_extra_states` are the extra state of
   a model's modules.
 """

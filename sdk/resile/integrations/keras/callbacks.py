@@ -72,6 +72,13 @@ class OnLowestRank(callbacks.Callback):
         getattr(self._inner, name)(*args, **more)
 
 
+def continue_files(held: callbacks.CallbackList) -> None:
+    """The run has begun before: go on in the files of that time."""
+    for each in held.callbacks:
+        if isinstance(each, OnLowestRank):
+            each.continue_file()
+
+
 @contextmanager
 def saving_once(model: keras.Model) -> Iterator[None]:
     """In this context ``model`` saves itself on the worker with the lowest rank alone, as a callback lets it."""

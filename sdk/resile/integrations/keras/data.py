@@ -58,18 +58,19 @@ class EpochHooks:
     """The hooks of a PyDataset around epochs, which may shuffle it: called as often on a worker that joins."""
 
     def __init__(self, loader: DataLoader[Any], *, seed: int) -> None:
-        dataset = loader.dataset
-        self._dataset = dataset.py_dataset if isinstance(dataset, _Batches) else None
+        self.datasets = [loader.dataset.py_dataset] if isinstance(loader.dataset, _Batches) else []
+        """The PyDataset, if the data is one."""
         self._seed = seed
         self._num_begun = 0
 
     def begin(self, epoch: int) -> None:
         """The epoch with this number, from 0, begins."""
-        while self._dataset is not None and self._num_begun <= epoch:
-            with seeded(self._seed + self._num_begun):
-                self._dataset.on_epoch_end()  # Keras calls it before the first epoch, too
-                self._dataset.on_epoch_begin()
-            self._num_begun += 1
+        for number in range(self._num_begun, epoch + 1):
+            for dataset in self.datasets:
+                with seeded(self._seed + number):
+                    dataset.on_epoch_end()  # Keras calls it before the first epoch, too
+                    dataset.on_epoch_begin()
+        self._num_begun = epoch + 1
 
 
 class _Row:

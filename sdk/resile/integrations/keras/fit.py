@@ -15,7 +15,7 @@ from resile.training import prepare
 from resile.training.extend import default_num_shards
 from resile_shared.errors import UsageError
 
-from .callbacks import OnLowestRank, checked_callbacks, saving_once
+from .callbacks import OnLowestRank, checked_callbacks, continue_files, saving_once
 from .data import EpochHooks, first_batch, num_rows, training_loader
 from .module import FitModule, as_tensors
 from .progress import CompiledVariables, FitProgress
@@ -169,7 +169,7 @@ class _Fitting:
         self._hooks = hooks
         self._logs: dict[str, Any] = {}
         self._epochs = 0
-        self.module = FitModule(model)
+        self.module = FitModule(model, holds=hooks.datasets)
         self.progress = FitProgress(model, self._callbacks)
 
     def set_params(self, *, epochs: int, initial_epoch: int, **params: Any) -> None:
@@ -201,6 +201,8 @@ class _Fitting:
     def _begin(self) -> None:
         """Training begins on this worker, if it has not."""
         if not self.progress.has_begun:
+            if self.progress.epoch >= 0:
+                continue_files(self._callbacks)
             self._callbacks.on_train_begin()
             self.progress.begin()
 

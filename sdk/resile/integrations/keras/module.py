@@ -4,7 +4,7 @@ On the torch backend a Keras model is an ``nn.Module``, but all of its variables
 the states of random generators too, which workers have to treat otherwise.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,11 +25,12 @@ class KerasModule(nn.Module):
     """A built Keras ``model`` for `resile.training.prepare`: ``forward`` calls it.
 
     Trainable variables are its parameters, others its buffers; both are the model's own memory. Each call seeds the
-    model's random generators from torch's, which Resile seeds for each shard. Raises UsageError for a model that is not
-    built, and for one that keeps a state for each row of a batch.
+    model's random generators from torch's, which Resile seeds for each shard. ``holds`` are further objects that do not
+    travel as variables of the script. Raises UsageError for a model that is not built, and for one that keeps a state
+    for each row of a batch.
     """
 
-    def __init__(self, model: keras.Model) -> None:
+    def __init__(self, model: keras.Model, *, holds: Sequence[Any] = ()) -> None:
         super().__init__()
         layers = model._flatten_layers()
         if not all(layer.built for layer in layers):
@@ -37,7 +38,7 @@ class KerasModule(nn.Module):
                 f"the model {model.name} is not built, so that its variables are not known: call it on a batch first, "
                 "or give it an Input"
             )
-        self._held = (model,)  # in a tuple: it is not a submodule
+        self.holds = [*layers, *holds]  # no submodules, since they are in a list
         self._generators = [generator for layer in layers for generator in layer._seed_generators]
         self._names: set[str] = set()
         known: set[int] = set()
@@ -59,7 +60,7 @@ class KerasModule(nn.Module):
     @property
     def model(self) -> keras.Model:
         """The Keras model."""
-        return self._held[0]
+        return self.holds[0]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the model, in training mode if this module is."""

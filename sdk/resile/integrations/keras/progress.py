@@ -6,9 +6,12 @@ import keras
 import numpy as np
 import torch
 from keras import callbacks
+from keras.src.callbacks.monitor_callback import MonitorCallback
 
 from ..callback_state import Attributes, CallbackState
 from .callbacks import OnLowestRank
+
+_SCALARS = (bool, int, float, str, np.generic)
 
 
 class CompiledVariables:
@@ -16,7 +19,6 @@ class CompiledVariables:
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
-        self.holds = model._flatten_layers()
 
     def state_dict(self) -> dict[str, Any]:
         """Return their values, in the order of the variables."""
@@ -44,8 +46,8 @@ class FitProgress:
         """The newest epoch that has begun."""
         self.step = 0
         """The number of the next batch in it."""
-        kept = [each for each in held.callbacks if not isinstance(each, OnLowestRank)]
-        self._callbacks = CallbackState(lambda: [model, *kept], attributes=_attributes)
+        self._kept = [each for each in held.callbacks if not isinstance(each, OnLowestRank)]
+        self._callbacks = CallbackState(lambda: [model, *self._kept], attributes=_attributes)
         self._received: list[Attributes] = []
 
     @property
@@ -55,6 +57,9 @@ class FitProgress:
 
     def begin(self) -> None:
         """Training begins here: callbacks take over what was received."""
+        for each in self._kept:
+            if isinstance(each, MonitorCallback) and each.monitor_op is None:
+                each._set_monitor_op()  # which changes min_delta, and is else done at the end of the first epoch
         self._callbacks.begin()
 
     def state_dict(self) -> dict[str, Any]:
@@ -70,16 +75,17 @@ class FitProgress:
 
 
 def _attributes(owner: Any) -> Attributes:
-    """The attributes that travel; of a model only those of the script."""
-    names = [name for name in vars(owner) if not isinstance(owner, keras.Model) or not name.startswith("_")]
-    return {name: vars(owner)[name] for name in names if _travels(vars(owner)[name])}
+    """The attributes that travel: of a callback plain ones and arrays, of a model numbers and texts of the script."""
+    if isinstance(owner, keras.Model):
+        return {k: v for k, v in vars(owner).items() if not k.startswith("_") and isinstance(v, _SCALARS)}
+    return {name: value for name, value in vars(owner).items() if _travels(value)}
 
 
 def _travels(value: Any) -> bool:
-    if isinstance(value, dict):
+    if type(value) is dict:
         return all(_travels(part) for pair in value.items() for part in pair)
-    if isinstance(value, list | tuple):
+    if type(value) in (list, tuple):
         return all(map(_travels, value))
     if isinstance(value, np.ndarray):
         return not value.dtype.hasobject
-    return value is None or isinstance(value, bool | int | float | str | np.generic)
+    return value is None or isinstance(value, _SCALARS)
