@@ -1,7 +1,6 @@
 """Which callbacks run on which workers, and which are refused."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -79,18 +78,11 @@ def continue_files(held: callbacks.CallbackList) -> None:
             each.continue_file()
 
 
-@contextmanager
-def saving_once(model: keras.Model) -> Iterator[None]:
-    """In this context ``model`` saves itself on the worker with the lowest rank alone, as a callback lets it."""
-    attributes = vars(model)
+def save_on_lowest_rank(model: keras.Model) -> None:
+    """From now on ``model`` saves itself on the worker with the lowest rank alone, as callbacks and scripts let it."""
 
-    def on_lowest_rank(save: Callable[..., Any]) -> Callable[..., Any]:
+    def guarded(save: Callable[..., Any]) -> Callable[..., Any]:
         return lambda *args, **more: save(*args, **more) if is_lowest_rank() else None
 
     for name in _SAVES:
-        attributes[name] = on_lowest_rank(getattr(model, name))
-    try:
-        yield
-    finally:
-        for name in _SAVES:
-            del attributes[name]
+        vars(model)[name] = guarded(getattr(model, name))

@@ -15,7 +15,7 @@ from resile.training import prepare
 from resile.training.extend import default_num_shards
 from resile_shared.errors import UsageError
 
-from .callbacks import OnLowestRank, checked_callbacks, continue_files, saving_once
+from .callbacks import OnLowestRank, checked_callbacks, continue_files, save_on_lowest_rank
 from .data import EpochHooks, first_batch, num_rows, training_loader
 from .module import FitModule, as_tensors
 from .progress import CompiledVariables, FitProgress
@@ -103,8 +103,8 @@ class ElasticFit:
         options = {**self._options}
         options["num_shards"] = options["num_shards"] or default_num_shards(num_rows(batch))
         state = {"compiled": CompiledVariables(model), "fit": fitting.progress}
-        with saving_once(model):
-            fitting.run(prepare(fitting.module, [], loader, state=state, **options)[2])
+        save_on_lowest_rank(model)
+        fitting.run(prepare(fitting.module, [], loader, state=state, **options)[2])
         return fitting.history
 
     def _check(self, *, epochs: int, initial_epoch: int, steps_per_epoch: int | None) -> None:
