@@ -100,11 +100,10 @@ class ElasticFit:
             steps=None if isinstance(loader.dataset, IterableDataset) else len(loader),
             initial_epoch=initial_epoch,
         )
-        options = {**self._options}
+        options = {**self._options, "grad_scaler": CompiledVariables(model), "state": {"fit": fitting.progress}}
         options["num_shards"] = options["num_shards"] or default_num_shards(num_rows(batch))
-        state = {"compiled": CompiledVariables(model), "fit": fitting.progress}
         save_on_lowest_rank(model)
-        fitting.run(prepare(fitting.module, [], loader, state=state, **options)[2])
+        fitting.run(prepare(fitting.module, [], loader, **options)[2])
         return fitting.history
 
     def _check(self, *, epochs: int, initial_epoch: int, steps_per_epoch: int | None) -> None:

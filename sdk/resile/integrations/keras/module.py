@@ -33,10 +33,10 @@ class KerasModule(nn.Module):
     def __init__(self, model: keras.Model, *, holds: Sequence[Any] = ()) -> None:
         super().__init__()
         layers = model._flatten_layers()
-        if not all(layer.built for layer in layers):
+        if unbuilt := [layer.name for layer in layers if not layer.built]:
             raise UsageError(
-                f"the model {model.name} is not built, so that its variables are not known: call it on a batch first, "
-                "or give it an Input"
+                f"the layer {unbuilt[-1]} of the model is not built, so that its variables are not known: call the "
+                "model on a batch first, or give it an Input; leave out a layer that it does not use"
             )
         self.holds = [*layers, *holds]  # no submodules, since they are in a list
         self._generators = [generator for layer in layers for generator in layer._seed_generators]

@@ -15,10 +15,14 @@ _SCALARS = (bool, int, float, str, np.generic)
 
 
 class CompiledVariables:
-    """The variables of the optimizer and of metrics."""
+    """The variables of the optimizer, which may scale the loss as a GradScaler does, and of metrics."""
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
+
+    def get_scale(self) -> float:
+        """By how much the optimizer scales the loss."""
+        return float(self._model.optimizer.scale_loss(1.0))
 
     def state_dict(self) -> dict[str, Any]:
         """Return their values, in the order of the variables."""
