@@ -378,7 +378,7 @@ def test_the_worker_with_the_lowest_rank_writes_and_another_one_goes_on_in_its_f
         enter_session(session)
         model = perceptron()
         save_on_lowest_rank(model)
-        (logger,) = checked_callbacks([callbacks.CSVLogger(tmp_path / "log.csv")])
+        (logger,) = checked_callbacks([callbacks.CSVLogger(tmp_path / "log.csv")], shows_progress=False)
         for epoch, rank in enumerate(ranks):
             session.view = replace(session.view, workers=tuple(range(-rank, 1)))
             assert session.view.rank == rank

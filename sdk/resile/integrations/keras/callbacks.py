@@ -27,10 +27,12 @@ def is_lowest_rank() -> bool:
     return current_session().view.rank == 0
 
 
-def checked_callbacks(given: Any) -> list[callbacks.Callback]:
+def checked_callbacks(given: Any, *, shows_progress: bool) -> list[callbacks.Callback]:
     """Return callbacks as `fit` calls them, those that only write on one worker. Raises UsageError."""
     held = given.callbacks if isinstance(given, callbacks.CallbackList) else given or []
     found = list(held) if isinstance(held, Sequence) else [held]
+    if shows_progress and not any(isinstance(each, callbacks.ProgbarLogger) for each in found):
+        found.append(callbacks.ProgbarLogger())
     for each in found:
         reason = next((REFUSED[kind] for kind in REFUSED if isinstance(each, kind)), None)
         if reason:

@@ -15,7 +15,7 @@ from resile.training import prepare
 from resile.training.extend import default_num_shards
 from resile_shared.errors import UsageError
 
-from .callbacks import OnLowestRank, checked_callbacks, continue_files, save_on_lowest_rank
+from .callbacks import checked_callbacks, continue_files, save_on_lowest_rank
 from .data import EpochHooks, first_batch, num_rows, training_loader
 from .module import FitModule, as_tensors
 from .progress import CompiledVariables, FitProgress
@@ -83,9 +83,7 @@ class ElasticFit:
         )
         batch = as_tensors(first_batch(loader))
         model._symbolic_build(data_batch=batch)
-        held = checked_callbacks(callbacks)
-        if verbose:
-            held.append(OnLowestRank(keras.callbacks.ProgbarLogger()))
+        held = checked_callbacks(callbacks, shows_progress=bool(verbose))
         validation = _Validation(
             model,
             validation_data,
@@ -167,7 +165,7 @@ class _Fitting:
         self._validation = validation
         self._hooks = hooks
         self._logs: dict[str, Any] = {}
-        self._epochs = 0
+        self._epochs = self._initial_epoch = 0
         self.module = FitModule(model, holds=hooks.datasets)
         self.progress = FitProgress(model, self._callbacks)
 
