@@ -8,6 +8,8 @@ import torch
 from keras import callbacks
 from keras.src.callbacks.monitor_callback import MonitorCallback
 
+from resile_shared.errors import UsageError
+
 from ..callback_state import Attributes, CallbackState
 from .callbacks import OnLowestRank
 
@@ -15,14 +17,30 @@ _SCALARS = (bool, int, float, str, np.generic)
 
 
 class CompiledVariables:
-    """The variables of the optimizer, which may scale the loss as a GradScaler does, and of metrics."""
+    """The variables of the optimizer, which may scale the loss as a GradScaler does, and of metrics.
+
+    A model may have further optimizers as attributes. Raises UsageError for one that has no variables yet.
+    """
 
     def __init__(self, model: keras.Model) -> None:
         self._model = model
+        held = [
+            model.optimizer,
+            *(each for each in vars(model).values() if isinstance(each, keras.optimizers.Optimizer)),
+        ]
+        self._optimizers = list({id(each): each for each in held if each is not None}.values())
+        for each in self._optimizers:
+            if not each.built:
+                raise UsageError(
+                    f"the optimizer {each.name} of the model is not built, so that its variables are not known: call "
+                    "its build() with the variables that it changes, as in "
+                    "`self.d_optimizer.build(self.discriminator.trainable_variables)`, before fit()"
+                )
 
     def get_scale(self) -> float:
         """By how much the optimizer scales the loss."""
-        return float(self._model.optimizer.scale_loss(1.0))
+        optimizer = self._model.optimizer
+        return 1.0 if optimizer is None else float(optimizer.scale_loss(1.0))
 
     def state_dict(self) -> dict[str, Any]:
         """Return their values, in the order of the variables."""
@@ -36,7 +54,8 @@ class CompiledVariables:
                 variable.value.copy_(value)
 
     def _variables(self) -> dict[str, list[Any]]:
-        return {"optimizer": self._model.optimizer.variables, "metrics": self._model.metrics_variables}
+        optimizers = {f"optimizer {number}": each.variables for number, each in enumerate(self._optimizers)}
+        return {**optimizers, "metrics": self._model.metrics_variables}
 
 
 class FitProgress:
