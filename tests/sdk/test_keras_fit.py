@@ -77,7 +77,7 @@ def classes() -> Data:
 def dense() -> tuple[keras.Model, Data]:
     optimizer = keras.optimizers.AdamW(1e-2, global_clipnorm=0.5, use_ema=True, ema_overwrite_frequency=4)
     x, y, _ = classes()
-    held = [callbacks.ReduceLROnPlateau(patience=0, min_delta=1.0)]
+    held = [callbacks.ReduceLROnPlateau(patience=0, min_delta=1.0), callbacks.SwapEMAWeights(swap_on_epoch=True)]
     return perceptron(optimizer=optimizer), Data(x, y, {"validation_split": 0.2, "callbacks": held})
 
 
@@ -311,7 +311,12 @@ GUIDES: list[Guide] = [
 
 
 def trained(
-    guide: Guide, *, is_elastic: bool = True, session: SoloSession | None = None, num_shards: int = 4, **more: Any
+    guide: Guide,
+    *,
+    is_elastic: bool = True,
+    session: SoloSession | None = None,
+    num_shards: int | None = 4,
+    **more: Any,
 ) -> tuple[keras.Model, Any]:
     """Train in a script of its own; return the model and the history."""
 
@@ -342,6 +347,20 @@ def test_a_model_learns_what_it_learns_in_keras(guide: Guide, capsys: pytest.Cap
         assert found.history[name] == pytest.approx(values, rel=tolerance, abs=tolerance / 10), name
     for one, other in zip(model.get_weights(), expected.get_weights(), strict=True):
         np.testing.assert_allclose(one, other, rtol=10 * tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize(("guide", "size"), [(of_py_dataset, 2), (of_loader, 4), (dense, 4)])
+def test_a_batch_is_cut_into_the_usual_number_of_shards(guide: Guide, size: int) -> None:
+    """Of 30 and of 32 samples."""
+    seen = []
+
+    class Session(SoloSession):
+        def join(self, ready: Any, state: Any) -> bool:
+            seen.append(ready.num_shards)
+            return super().join(ready, state)
+
+    trained(guide, session=Session(), num_shards=None, epochs=1)
+    assert seen == [size]
 
 
 def statistics() -> tuple[keras.Model, Data]:

@@ -91,7 +91,8 @@ class ElasticFit:
             steps=validation_steps,
             frequency=validation_freq,
         )
-        fitting = _Fitting(model, held, validation, EpochHooks(loader, seed=self._options["seed"]))
+        hooks = EpochHooks(loader, seed=self._options["seed"])
+        fitting = _Fitting(model, held, validation, hooks)
         fitting.set_params(
             verbose=verbose,
             epochs=epochs,
@@ -99,7 +100,8 @@ class ElasticFit:
             initial_epoch=initial_epoch,
         )
         options = {**self._options, "grad_scaler": CompiledVariables(model), "state": {"fit": fitting.progress}}
-        options["num_shards"] = options["num_shards"] or default_num_shards(num_rows(batch))
+        if hooks.datasets and options["num_shards"] is None:  # each sample of the loader is a batch
+            options["num_shards"] = default_num_shards(num_rows(batch))
         save_on_lowest_rank(model)
         fitting.run(prepare(fitting.module, [], loader, **options)[2])
         return fitting.history
