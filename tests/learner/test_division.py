@@ -778,12 +778,27 @@ def masked_mean(logits: Tensor, targets: Tensor, model: nn.Module) -> Tensor:
         lambda logits, targets, model: logits.square().sum() / 64,
         lambda logits, targets, model: logits.square().sum() / (targets >= 0).sum(),
         lambda logits, targets, model: F.binary_cross_entropy_with_logits(logits, (logits > 0).float()),
+        lambda logits, targets, model: logits.square().mean((-1, 0)),
+        lambda logits, targets, model: 0.01 * logits.square().sum((0, 1)),
         lambda logits, targets, model: (
             F.cross_entropy(logits, targets, weight=CLASS_WEIGHTS)
             + 0.01 * sum(each.square().sum() for each in model.parameters())
         ),
     ],
-    ids=["weights", "ignored", "smoothed", "masked", "sum", "by rows", "by number", "by count", "elements", "penalty"],
+    ids=[
+        "weights",
+        "ignored",
+        "smoothed",
+        "masked",
+        "sum",
+        "by rows",
+        "by number",
+        "by count",
+        "elements",
+        "means",
+        "sums",
+        "penalty",
+    ],
 )
 def test_a_loss_in_the_model_with_weights_of_its_own_is_that_of_the_whole_batch(loss: Loss) -> None:
     class Weighted(WithLoss):

@@ -71,6 +71,7 @@ ALL = [
     Example("transformers_trainer.py", (), epochs=2, iterations=40),
     Example("lightning_module.py", (), epochs=5, iterations=120),
     Example("accelerate_loop.py", (), epochs=5, iterations=120),
+    Example("keras_fit.py", (), epochs=5, iterations=120),
     Example(
         "cifar10.py",
         ("--data", "{outside}/cifar", "--epochs", "2", "--batch-size", "24", "--num-shards", "6", "--depth", "1"),

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from .pools import pool_up
-from .running import SCRIPTS, plain, run
+from .running import SCRIPTS, plain, plain_output, run, run_until, sha_in
 
 pytestmark = pytest.mark.long
 SECONDS = 300
@@ -55,3 +55,36 @@ def test_a_worker_that_is_killed_in_a_pool_changes_nothing(tmp_path: Path) -> No
         ended = pool.completed(job)
     assert killed.exists()
     assert ended["params_sha256"] == plain("trainer.py", seconds=SECONDS)
+
+
+KERAS_GUIDES = ["images", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("dense", "inputs"))]
+
+
+@pytest.mark.parametrize("guide", KERAS_GUIDES)
+def test_workers_that_join_know_what_callbacks_optimizers_and_layers_of_keras_need(guide: str, tmp_path: Path) -> None:
+    args = ("--guide", guide, "--folder", str(tmp_path))
+    outcome = run("keras_fit.py", "--plan", "0:1,6:3,18:2", home=tmp_path, args=args, seconds=SECONDS)
+    output = plain_output("keras_fit.py", *args, seconds=SECONDS)
+    assert outcome.sha == sha_in(output)
+    assert outcome.result["bits"] == "same bits"
+    assert "in full" not in output
+
+
+@pytest.mark.parametrize(
+    "guide", ["inputs", *(pytest.param(one, marks=pytest.mark.nightly) for one in ("dense", "images"))]
+)
+def test_a_worker_of_keras_that_is_killed_changes_nothing(guide: str, tmp_path: Path) -> None:
+    killed = tmp_path / "killed"
+    args = ("--guide", guide, "--folder", str(tmp_path))
+    outcome = run("keras_fit.py", "--workers", "3", home=tmp_path, args=(*args, "--kill", str(killed)), seconds=SECONDS)
+    assert killed.exists()
+    assert outcome.sha == plain("keras_fit.py", *args, seconds=SECONDS)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("guide", ["dense", "images", "inputs"])
+def test_a_run_of_keras_resumes_within_an_epoch(guide: str, tmp_path: Path) -> None:
+    args = ("--guide", guide, "--folder", str(tmp_path))
+    run_until("keras_fit.py", "iteration 1[2-9]", "--workers", "2", home=tmp_path, args=args)
+    outcome = run("keras_fit.py", "--resume", "--workers", "3", home=tmp_path, args=args, seconds=SECONDS)
+    assert outcome.sha == plain("keras_fit.py", *args, seconds=SECONDS)

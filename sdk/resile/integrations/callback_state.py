@@ -45,7 +45,7 @@ class CallbackState:
             {
                 name: value
                 for name, value in self._attributes(callback).items()
-                if name not in before or before[name] != value
+                if name not in before or _differs(before[name], value)
             }
             for callback, before in zip(self._callbacks(), self._at_begin, strict=True)
         ]
@@ -75,6 +75,14 @@ def is_everywhere(digest: int, mean: float) -> bool:
 def plain_attributes(callback: Any) -> Attributes:
     """Return attributes of ``callback`` that are numbers, texts, None, or lists, tuples and dicts of these."""
     return {name: value for name, value in getattr(callback, "__dict__", {}).items() if _is_plain(value)}
+
+
+def _differs(before: Any, value: Any) -> bool:
+    """Whether a value has changed; arrays always have."""
+    try:
+        return bool(before != value)
+    except ValueError:
+        return True
 
 
 def _is_plain(value: Any) -> bool:

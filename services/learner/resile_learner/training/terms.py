@@ -183,6 +183,8 @@ def _of_elements(name: str, node: Any, most: int) -> Term:
     below = _Below(node, most)
     if not below.depends_on_data:
         return Term(CONSTANT)
+    if name in ("SumBackward1", "MeanBackward1") and _has_all_dimensions(node):
+        name = name.removesuffix("Backward1")
     if below.mixes_rows or name not in ("Sum", "Mean"):
         return Term(UNKNOWN)
     return Term(SUM) if name == "Sum" else _mean(below, node._saved_self_sym_numel)
@@ -271,5 +273,14 @@ def _has_first_dimension(node: Any) -> bool:
     if dims is None:
         return True
     sizes = getattr(node, "_saved_self_sym_sizes", None)
-    signed = (dim - (1 << 64) if dim >= 1 << 63 else dim for dim in (dims if isinstance(dims, tuple) else (dims,)))
-    return any(dim == 0 or (sizes is not None and dim == -len(sizes)) for dim in signed)
+    return any(dim == 0 or (sizes is not None and dim == -len(sizes)) for dim in _signed(dims))
+
+
+def _has_all_dimensions(node: Any) -> bool:
+    """Whether a sum or mean over dimensions goes through all of them: None and () stand for all."""
+    num_dims = len(node._saved_self_sym_sizes)
+    return not (node._saved_dim and num_dims) or len({dim % num_dims for dim in _signed(node._saved_dim)}) == num_dims
+
+
+def _signed(dims: Any) -> list[int]:
+    return [dim - (1 << 64) if dim >= 1 << 63 else dim for dim in (dims if isinstance(dims, tuple) else (dims,))]

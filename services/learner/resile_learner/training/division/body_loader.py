@@ -51,7 +51,8 @@ class BodyLoader:
         self._grad_scaler = grad_scaler
         self._settings = replace(read.applied_to(settings), batch_size=read.batch_size or 1)
         self._plan = None if is_stream(read.dataset) else plan_bodies(read.dataset, self._settings)
-        known = [model, *optimizers, *settings.state.values(), self]
+        held = [each for module in model.modules() for each in getattr(module, "holds", ())]
+        known = [model, *optimizers, *settings.state.values(), *held, self]
         self._variables = LoopVariables(known, read.dataset, lambda message: self._started.warn(message))
         self._departure = Departure(
             model,
