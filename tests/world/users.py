@@ -200,6 +200,7 @@ class Users:
                 if change.value is None:
                     continue
                 self.records[change.key] = change.value
-                if change.value.state is JobState.PAUSED and due.get(change.key, 0.0) <= self._loop.now:
-                    due[change.key] = self._loop.now + RESUME_SECONDS
-                    self._ask("job.resume", JobResume(job_id=change.key))
+                if change.value.state is JobState.PAUSED:  # perhaps by a request that was waiting for an answer
+                    at = max(self._loop.now, due.get(change.key, 0.0))
+                    due[change.key] = at + RESUME_SECONDS
+                    self._loop.call_at(at, self._ask, "job.resume", JobResume(job_id=change.key))
