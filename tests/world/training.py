@@ -6,7 +6,7 @@ trained which iterations.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from resile_learner.session import Session
 from resile_learner.state.facts import Facts
 from resile_learner.state.run import RunState
 from resile_learner.training.batch_schedule import BatchSchedule
+from resile_learner.training.buffers import Deltas, Left
 from resile_learner.training.data.batches import Batch, BatchPlan
 from resile_learner.training.data.ledger import Ledger
 from resile_learner.training.header import ComputedShards, PartialSums, fold_leaves
@@ -323,6 +324,12 @@ class NoBuffers:
 
     def like(self, index: int) -> torch.Tensor:
         raise AssertionError("a chain has no such buffer")
+
+    def add(self, left: Deltas, right: Deltas) -> Deltas:
+        return left
+
+    def check_left(self, left: Sequence[Mapping[int, Left]]) -> None:
+        assert not any(left)
 
 
 _NONE = np.empty(0, dtype=np.int64)

@@ -6,7 +6,7 @@ the order of the values.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -53,6 +53,11 @@ class Rule(NamedTuple):
     derive: Callable[[Any], Tensor] | None = None
     is_assumed: bool = False
     """Whether nobody has said so."""
+
+    @property
+    def is_of_batch(self) -> bool:
+        """Whether a shard leaves something that no other shard would."""
+        return self.kind not in ("mean", "first")
 
     @property
     def is_maximum(self) -> bool:
@@ -190,10 +195,36 @@ def declaration(rules: Mapping[str, str]) -> str:
     return f"resile.training.buffers(model, {options})"
 
 
+def filled_slots(now: Tensor, before: Tensor) -> Tensor:
+    """The numbers of the slots that have changed, along the longest dimension."""
+    changed = now != before
+    others = [dim for dim in range(changed.dim()) if dim != longest(changed)]
+    return (changed.amax(others) if others else changed).nonzero().flatten()
+
+
+def with_pointers(proposed: Mapping[str, str], integers: Collection[str]) -> dict[str, str]:
+    """The ``proposed`` rules, in which a single integer beside slots that are filled is where they are filled next."""
+    queues = {name.rpartition(".")[0] for name, kind in proposed.items() if kind == "concat"}
+    return {
+        name: "concat" if kind == "sum" and name in integers and name.rpartition(".")[0] in queues else kind
+        for name, kind in proposed.items()
+    }
+
+
+def is_pointer(buffer: Tensor) -> bool:
+    """Whether a buffer may say where slots are filled next."""
+    return buffer.numel() == 1 and _is_integer(buffer)
+
+
+def declared_rule(module: nn.Module, key: str) -> Rule | None:
+    """The rule of a buffer that a script has declared."""
+    declared: Rule | None = vars(module).get(_DECLARED, {}).get(key)
+    return declared
+
+
 def known_rule(module: nn.Module, key: str) -> Rule | None:
     """The rule of a buffer that is declared, or known since its module is a library's."""
-    declared: Rule | None = vars(module).get(_DECLARED, {}).get(key)
-    return declared or _of_library(module, key)
+    return declared_rule(module, key) or _of_library(module, key)
 
 
 def _of_library(module: nn.Module, key: str) -> Rule | None:
@@ -221,7 +252,7 @@ def queues(
         if rule.kind == "concat":
             of_module.setdefault(id(module), []).append(index)
     for members in of_module.values():
-        pointers = [index for index in members if values[index].numel() == 1 and _is_integer(values[index])]
+        pointers = [index for index in members if is_pointer(values[index])]
         slots = tuple(index for index in members if index not in pointers)
         lengths = {max(values[index].shape, default=0) for index in slots}
         if len(pointers) != 1 or len(lengths) != 1:

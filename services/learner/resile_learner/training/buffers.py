@@ -25,7 +25,21 @@ from resile_shared.errors import UsageError
 
 from ..state.memory import is_expanded
 from ..state.run import registered_buffers
-from .buffer_rules import KINDS, Part, Queue, Rule, add_changes, declaration, known_rule, queues, weighted_changes
+from .buffer_rules import (
+    KINDS,
+    Part,
+    Queue,
+    Rule,
+    add_changes,
+    declaration,
+    declared_rule,
+    filled_slots,
+    is_pointer,
+    known_rule,
+    queues,
+    weighted_changes,
+    with_pointers,
+)
 from .digest import RollingDigest, bits_of
 from .slots import LeafStep, LocalPlan, Slots
 
@@ -236,7 +250,8 @@ class Buffers:
             counts = _counts(now, committed, part.stop - part.start)
             self._left_by_shards[index] = (
                 digest if digest == before and not counts else None,
-                proposed or ("sum" if counts else _proposed(now, committed)),
+                proposed
+                or ("sum" if counts else _proposed(self._names[index], now, committed, part.stop - part.start)),
             )
         self._num_collected += 1
 
@@ -257,6 +272,15 @@ class Buffers:
         """What this worker's shards have left in buffers without a rule, if any has changed them."""
         return dict(self._left_by_shards)
 
+    @property
+    def declared(self) -> dict[str, tuple[nn.Module, str]]:
+        """Buffers that a script has declared to be other in the batch than in any shard: their modules and keys."""
+        return {
+            name: place
+            for name, place in zip(self._names, self._places, strict=True)
+            if (rule := declared_rule(*place)) and rule.is_of_batch
+        }
+
     def late_sums(self, late: Sequence[int], plan: LocalPlan) -> "LateSums":
         """What a round takes that combines the changes to the buffers ``late``."""
         partials = []
@@ -276,7 +300,8 @@ class Buffers:
             if len({digest for digest, _ in given}) > 1 or given[0][0] is None:
                 found[self._names[index]] = next(proposed for _, proposed in given if proposed)
         if found:
-            raise UnknownRule(found)
+            pointers = {name for name, each in zip(self._names, self._committed, strict=True) if is_pointer(each)}
+            raise UnknownRule(with_pointers(found, pointers))
 
     def _has_changed(self, index: int) -> bool:
         if self._is_cache(index):
@@ -444,16 +469,24 @@ def _counts(now: Tensor, committed: Tensor, num_rows: int) -> bool:
     return bool((changes.nan_to_num(0.5).remainder(num_rows) == 0).all()) and bool(changes.any())
 
 
-def _proposed(now: Tensor, committed: Tensor) -> str:
+def _proposed(name: str, now: Tensor, committed: Tensor, num_rows: int) -> str:
     """The rule that may suit a buffer without one, by what one shard has changed."""
     if now.dtype is torch.bool:
         return "any"
     if now.is_complex():
         return "last"
     changes = now.double() - committed.double()
-    if bool((changes == changes.round()).all()):
+    if changes.isfinite().all() and bool((changes == changes.round()).all()):
         return "sum"
-    return "max" if bool((changes >= 0).all()) else "min" if bool((changes <= 0).all()) else "mean"
+    filled = filled_slots(now, committed) if now.dim() else changes.new_empty(0)
+    is_contiguous = len(filled) > 0 and int(filled[-1] - filled[0]) + 1 == len(filled) < max(now.shape)
+    if is_contiguous and len(filled) % max(num_rows, 1) == 0:
+        return "concat"
+    keeps = bool((changes == 0).any()) or not changes.isfinite().all()
+    for kind, signs in (("max", changes >= 0), ("min", changes <= 0)):
+        if (keeps or kind in name.rpartition(".")[2]) and bool(signs.all()):
+            return kind
+    return "mean"
 
 
 class LateSums(NamedTuple):
