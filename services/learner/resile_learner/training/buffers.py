@@ -282,12 +282,15 @@ class Buffers:
         }
 
     def late_sums(self, late: Sequence[int], plan: LocalPlan) -> "LateSums":
-        """What a round takes that combines the changes to the buffers ``late``."""
+        """What a round takes that combines the changes to the buffers ``late``: on their device, if they have one."""
+        devices = {self._like[index].device for index in late}
+        device = devices.pop() if len(devices) == 1 else torch.device("cpu")
         partials = []
         for index in late:
             changes = [self._slots_of_others[slot].get(index) for slot in plan.piece_slots]
-            partials.append([(self._like[index].clone() if each is None else each).reshape(-1) for each in changes])
-        sums = [torch.empty_like(self._like[index]) for index in late]
+            given = [self._like[index].clone() if each is None else each for each in changes]
+            partials.append([each.reshape(-1).to(device) for each in given])
+        sums = [self._like[index].to(device).contiguous().clone() for index in late]
         maxima = frozenset(number for number, index in enumerate(late) if self.rules[index].is_maximum)
         return LateSums(partials, [each.view(-1) for each in sums], maxima, dict(zip(late, sums, strict=True)))
 
