@@ -413,7 +413,7 @@ class Iteration:
                 self._pace(),
                 operations,
                 self._first_shard,
-                self._buffers.left,
+                self._buffers.values.left,
                 self._buffers.late,
             )
             header = replace(self._header, computed=computed)
