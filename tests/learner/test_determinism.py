@@ -244,7 +244,7 @@ def test_cublas_is_deterministic_from_the_first_product_on() -> None:
 
 
 def test_what_one_member_observed_is_known_to_all_and_to_those_that_join_or_resume() -> None:
-    totals = Totals.of([ComputedShards(), ComputedShards(operations=("put_",))], [(), ()], 0)
+    totals = Totals.of([ComputedShards(), ComputedShards(operations=("put_",))], [(), ()], 0, lambda left, right: left)
     member = Reproducibility("same-bits")
     member.agree(totals.operations)
     assert str(member) == "bits not guaranteed: put_"

@@ -1,4 +1,4 @@
-"""Buffers of every rule: a codebook by moving averages of sums (VQ-VAE), a queue (MoCo), counts, extremes, flags.
+"""Buffers of every rule: a codebook by moving averages (VQ-VAE), a queue of keys (MoCo), counts, extremes, flags.
 
 ``--plain FILE`` trains without Resile; ``--write FILE`` stores the model. ``--megabytes`` makes one buffer that large.
 """

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from resile.training import ElasticModel, seed
+from resile.training import ElasticModel, buffers, seed
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--device", default="cpu")
@@ -56,6 +56,7 @@ seed(0)
 x = torch.randn(BATCH * BATCHES + 1, 3, 6, 6)
 dataset = TensorDataset(x, (x.sum((1, 2, 3)) > 0).long())
 model = Mixed().to(args.device).to(memory_format=torch.channels_last)
+buffers(model, mean="mean", magnitude="mean")
 fused = {"fused": True} if args.optimizer == "AdamW" else {}
 optimizer = getattr(torch.optim, args.optimizer)(model.parameters(), lr=1e-2, **fused)
 if args.device != "cpu" or args.optimizer == "AdamW":  # PyTorch's other optimizers make tensors on it

@@ -8,7 +8,7 @@ iteration.py  one iteration: its shards and the exchange
 data/         the order of samples (batches.py, samplers.py), how a DataLoader and a stream are read, the ledger
 slots.py      this worker's part of the summation tree, in buckets: of gradients.py and buffers.py
 gradients.py  gradients, folded during the backward pass
-buffers.py    BatchNorm statistics and other buffers, under the same tree
+buffers.py    BatchNorm statistics and other buffers, under the same tree; buffer_rules.py is how each combines
 rounds.py     rounds: one exchange among all members; header.py is what each of them sends
 validation.py validation at the end of each epoch
 reports.py    what is reported to the agent, and the result; stragglers.py finds slow members

@@ -6,7 +6,7 @@ the order of the values.
 """
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
@@ -55,21 +55,28 @@ class Rule(NamedTuple):
     """Whether nobody has said so."""
 
     @property
+    def is_of_batch(self) -> bool:
+        """Whether a shard leaves something that no other shard would."""
+        return self.kind not in ("mean", "first")
+
+    @property
     def is_maximum(self) -> bool:
         """Whether the greatest of the encoded values counts, and not their sum."""
         return self.kind in MAXIMA
 
     def like(self, buffer: Tensor) -> Tensor:
-        """An encoded change of ``buffer`` that changes nothing."""
+        """An encoded change of ``buffer`` that changes nothing, in the memory of one element."""
         if self.derive:
             return torch.empty(0, device=buffer.device)
-        if self.is_maximum:
-            ordered = _ordered(buffer, is_minimum=False)
-            return torch.full_like(ordered, torch.iinfo(ordered.dtype).min, memory_format=torch.contiguous_format)
+        shape, dtype, neutral = buffer.shape, buffer.dtype, -0.0 if buffer.is_floating_point() else 0
         if self.kind in _PLACED:
-            return torch.zeros_like(_bits(buffer), memory_format=torch.contiguous_format)
-        neutral = -0.0 if buffer.is_floating_point() else 0
-        return torch.full_like(buffer, neutral, memory_format=torch.contiguous_format)
+            size = buffer.element_size() // (2 if buffer.is_complex() else 1)
+            shape, dtype, neutral = torch.Size([*shape, 2]) if buffer.is_complex() else shape, _BITS[size], 0
+        elif self.is_maximum:
+            is_itself = _is_integer(buffer)
+            dtype = dtype if is_itself else _BITS[buffer.element_size()]
+            neutral = torch.iinfo(dtype).min
+        return torch.full((), neutral, dtype=dtype, device=buffer.device).expand(shape)
 
     def change(self, now: Tensor, committed: Tensor, part: Part) -> Tensor:
         """Encode what a shard has changed; not of slots that are filled one after the other, see `Queue`."""
@@ -190,10 +197,36 @@ def declaration(rules: Mapping[str, str]) -> str:
     return f"resile.training.buffers(model, {options})"
 
 
+def filled_slots(now: Tensor, before: Tensor) -> Tensor:
+    """The numbers of the slots that have changed, along the longest dimension."""
+    changed = now != before
+    others = [dim for dim in range(changed.dim()) if dim != longest(changed)]
+    return (changed.amax(others) if others else changed).nonzero().flatten()
+
+
+def with_pointers(proposed: Mapping[str, str], integers: Collection[str]) -> dict[str, str]:
+    """The ``proposed`` rules, in which a single integer beside slots that are filled is where they are filled next."""
+    queues = {name.rpartition(".")[0] for name, kind in proposed.items() if kind == "concat"}
+    return {
+        name: "concat" if kind == "sum" and name in integers and name.rpartition(".")[0] in queues else kind
+        for name, kind in proposed.items()
+    }
+
+
+def is_pointer(buffer: Tensor) -> bool:
+    """Whether a buffer may say where slots are filled next."""
+    return buffer.numel() == 1 and _is_integer(buffer)
+
+
+def declared_rule(module: nn.Module, key: str) -> Rule | None:
+    """The rule of a buffer that a script has declared."""
+    declared: Rule | None = vars(module).get(_DECLARED, {}).get(key)
+    return declared
+
+
 def known_rule(module: nn.Module, key: str) -> Rule | None:
     """The rule of a buffer that is declared, or known since its module is a library's."""
-    declared: Rule | None = vars(module).get(_DECLARED, {}).get(key)
-    return declared or _of_library(module, key)
+    return declared_rule(module, key) or _of_library(module, key)
 
 
 def _of_library(module: nn.Module, key: str) -> Rule | None:
@@ -221,7 +254,7 @@ def queues(
         if rule.kind == "concat":
             of_module.setdefault(id(module), []).append(index)
     for members in of_module.values():
-        pointers = [index for index in members if values[index].numel() == 1 and _is_integer(values[index])]
+        pointers = [index for index in members if is_pointer(values[index])]
         slots = tuple(index for index in members if index not in pointers)
         lengths = {max(values[index].shape, default=0) for index in slots}
         if len(pointers) != 1 or len(lengths) != 1:

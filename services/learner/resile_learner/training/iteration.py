@@ -4,6 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial, reduce, wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
@@ -28,6 +29,7 @@ from .rounds import RoundResult
 from .seeds import mix, seed_all
 from .stragglers import Pace
 from .terms import AMBIGUOUS_WEIGHTS, forget_weight, loss_weight, weigh
+from .watch.changed_buffers import ChangedBuffers
 from .watch.losses import NotANumber, check_not_summed
 from .watch.repeatability import ShardFingerprint, check_same_batch, fingerprint, read_twice
 from .workspace import IterationSpec, Workspace
@@ -107,6 +109,9 @@ class Iteration:
         self._first_batch: Any = None
         """The batch of shard 0, if that shard is compared."""
         self._first_shard: ShardFingerprint | None = None
+        self._watched = ExitStack()
+        self._changed: ChangedBuffers | None = None
+        """Watches the current shard, if it does."""
         self._is_spare = False
         """Whether the current shard is another worker's, and does not count."""
         self.has_begun = False
@@ -203,9 +208,30 @@ class Iteration:
                 self._gradients.overlap(self._plan, self._round.exchange.push)
             else:
                 self._gradients.expect(self._plan.steps[done])
-            with self._workspace.watch.shard(is_last=is_last):
+            with self._workspace.watch.shard(is_last=is_last), self._watching(is_first=not done):
                 yield fetched.batch
             self._check_shard(is_computed=len(self._leaves) == done + 1)
+
+    @contextmanager
+    def _watching(self, *, is_first: bool) -> Iterator[None]:
+        """In the first shard of a run, watch whether the loss depends on what the shard changes in declared buffers."""
+        declared = self._buffers.declared if is_first and self.number == 0 and self.is_first_evaluation else {}
+        with ExitStack() as self._watched:
+            if declared:
+                self._changed = self._watched.enter_context(ChangedBuffers(list(declared.values())))
+            yield
+
+    def _check_changed(self, loss: Tensor) -> None:
+        """Raise UsageError for a loss that depends on what the shard has changed in declared buffers."""
+        changed, self._changed = self._changed, None
+        self._watched.close()
+        if changed and changed.reached([loss]):
+            raise UsageError(
+                f"the loss of a shard depends on a buffer ({', '.join(self._buffers.declared)}) after the shard has "
+                "changed it, where plain PyTorch would compute with what the whole batch has changed: compute with the "
+                'buffer first and change it afterwards, or use prepare(), whose body="batch" computes such a model in '
+                "full"
+            )
 
     def withdraw(self) -> None:
         """The run ends before this iteration, before any of its shards was taken."""
@@ -339,6 +365,7 @@ class Iteration:
         ``values`` are means over the shard, among them "loss". Nothing of a spare shard is kept.
         """
         self._allows_nan = allows_nan
+        self._check_changed(loss)
         is_spare, self._is_spare = self._is_spare, False
         leaf = 0 if is_spare else self._held.lo + len(self._leaves)
         if loss.numel() != 1:
@@ -424,7 +451,7 @@ class Iteration:
                 self._pace(),
                 operations,
                 self._first_shard,
-                self._buffers.left,
+                self._buffers.values.left,
                 self._buffers.late,
             )
             header = replace(self._header, computed=computed)
@@ -481,7 +508,7 @@ class Iteration:
         headers = [
             replace(newer, computed=older.computed) for newer, older in zip(second.headers, first.headers, strict=True)
         ]
-        return replace(second, headers=headers, totals=first.totals), late.changes
+        return replace(first, tag=second.tag, headers=headers, named=second.named, raw=second.raw), late.changes
 
     def _pace(self) -> Pace:
         data, compute, callback = self._phases.take_seconds(("data", "compute", "callback"))

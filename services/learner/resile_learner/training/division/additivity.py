@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from ...state.run import registered_buffers
-from ..buffer_rules import declaration, known_rule, longest
+from ..buffer_rules import declaration, filled_slots, is_pointer, known_rule, with_pointers
 from ..terms import combined, shares, terms_of
-from .changed_buffers import ChangedBuffers
+from ..watch.changed_buffers import ChangedBuffers
 from .rows import Cut, weight
 from .values import Values
 
@@ -83,7 +83,8 @@ def counted(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
             rules[name] = rule
     if not rules:
         return []
-    found = {name: rule for name, rule in rules.items() if rule}
+    pointers = {name for name, value in whole.items() if is_pointer(value)}
+    found = {name: rule for name, rule in with_pointers(rules, pointers).items() if rule}
     proposal = f". If that is right for it, declare its rule before prepare(): `{declaration(found)}`" if found else ""
     return [_COUNTED.format(name=", ".join(rules)) + proposal]
 
@@ -112,12 +113,7 @@ def _fills(whole: Tensor, before: Tensor, one: Tensor, other: Tensor) -> bool:
     """Whether the parts fill slots of a buffer from the same one on, and the whole as many as both together."""
     if not whole.dim():
         return False
-    dim = longest(whole)
-    others = [each for each in range(whole.dim()) if each != dim]
-    filled = [
-        (part != before).amax(others).nonzero().flatten() if others else (part != before).nonzero().flatten()
-        for part in (whole, one, other)
-    ]
+    filled = [filled_slots(part, before) for part in (whole, one, other)]
     sizes = [len(each) for each in filled]
     begins = [int(each[0]) if len(each) else -1 for each in filled]
     return 0 < sizes[1] < sizes[0] == sizes[1] + sizes[2] and len(set(begins)) == 1
@@ -128,7 +124,7 @@ def uses_changed(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
     ruled = [
         (name, module, key)
         for name, module, key in registered_buffers(model)
-        if (rule := known_rule(module, key)) and rule.kind not in ("mean", "first") and module._buffers[key] is not None
+        if (rule := known_rule(module, key)) and rule.is_of_batch and module._buffers[key] is not None
     ]
     if not ruled:
         return []
