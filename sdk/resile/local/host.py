@@ -204,6 +204,7 @@ class LocalHost:
             worker=start.worker,
             script=job.script,
             args=job.args,
+            code=job.code,
             env={
                 **self._kernels,
                 **data,
@@ -218,7 +219,7 @@ class LocalHost:
             detection_seconds=self._settings.detection_seconds,
         )
         imports = Imports(
-            start.job, config.script, config.script, config.directory, config.environment, self._settings.env
+            start.job, config.script, config.script, config.directory, config.environment, self._settings.env, job.code
         )
         return await self._templates.choose(config, imports)
 

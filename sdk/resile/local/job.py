@@ -3,11 +3,13 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from resile_learner.messages import CodeCopy
 from resile_scheduler.policies.plan import PlanPolicy
 from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.jobs import MAX_WORKERS, JobRecord, JobSpec, JobState
 from resile_shared.messages.reports import BatchStep
 
+from .code import arguments, open_code
 from .runs import RunFolder
 from .settings import RunSettings
 
@@ -20,6 +22,8 @@ class LocalJob:
     name: str
     script: str
     args: tuple[str, ...]
+    code: CodeCopy
+    """What its workers run of the script's project."""
     storage: str
     """URL of the object storage."""
     requirements: tuple[str, ...]
@@ -28,7 +32,7 @@ class LocalJob:
 
     @classmethod
     def of(cls, settings: RunSettings, folder: RunFolder) -> "LocalJob":
-        """Return the job of the run in ``folder``."""
+        """Return the job of the run in ``folder``, whose code is copied there. Raises UsageError, or ResileError."""
         journal = folder.journal
         script = settings.script.absolute()
         storage = journal.storage or folder.path.as_uri()
@@ -36,7 +40,8 @@ class LocalJob:
             id=folder.job,
             name=settings.name or journal.name or script.stem,
             script=str(script),
-            args=settings.args or journal.args,
+            args=arguments(settings, journal),
+            code=open_code(settings, folder),
             storage=f"{settings.storage.rstrip('/')}/{folder.job}" if settings.storage else storage,
             requirements=settings.requirements or (journal.record.spec.requirements if journal.record else ()),
             data=settings.data or (journal.record.spec.data if journal.record else ()),

@@ -80,10 +80,19 @@ class LocalRun:
         with ExitStack() as stack:
             self._folder = self._open(home)
             stack.callback(self._folder.close)
+            self._job = await asyncio.to_thread(LocalJob.of, self._settings, self._folder)
             if self._settings.storage:
                 await asyncio.to_thread(try_storage, self._job.storage)
             job = self._job
-            self._folder.note_start(Path(job.script), job.args, job.name, job.storage, time.time(), batches=job.batches)
+            self._folder.note_start(
+                Path(job.script),
+                job.args,
+                job.name,
+                job.storage,
+                time.time(),
+                batches=job.batches,
+                changed=job.code.changed,
+            )
             pruning = asyncio.create_task(self._prune(home))
             try:
                 await self._train(home)
@@ -133,7 +142,6 @@ class LocalRun:
             folder = home.resume(settings.script.absolute(), settings.resume.run)
         else:
             folder = home.create(settings.name or settings.script.stem)
-        self._job = LocalJob.of(settings, folder)
         self._narrator = Narrator(self._policy.steps)
         self._output = Output()
         self._history = list(folder.journal.history)

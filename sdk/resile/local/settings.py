@@ -5,6 +5,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from resile_scheduler.policies.plan import PlanPolicy, PlanStep
 from resile_shared.errors import UsageError
@@ -21,6 +22,20 @@ class Resume:
     """Resume an earlier run: the newest one of the script, unless ``run`` names one."""
 
     run: str | None = None
+    code: Literal["old", "new"] | None = None
+    """The code and arguments to go on with if they have changed: as the run began with them, or as they are now.
+
+    None: it is an error if they have changed.
+    """
+
+    @classmethod
+    def of(cls, run: str | None, code: str | None) -> "Resume | None":
+        """Return what is asked for by the flags `--resume` and `--code`. Raises UsageError."""
+        if code not in (None, "old", "new"):
+            raise UsageError(f"--code {code}: the code to resume with is old or new")
+        if run is None and code is not None:
+            raise UsageError(f"--code {code} says with which code a run is resumed: add --resume")
+        return None if run is None else cls(run or None, code)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,10 @@ class Session(Protocol):
         """The versions of what the job's environment has over the pool's own packages."""
 
     @property
+    def changed_code(self) -> Sequence[str]:
+        """What was changed of the script since the run began, if it was resumed with changed code; empty: nothing."""
+
+    @property
     def known_probes(self) -> Path | None:
         """The folder in which the job's workers on this host share the outcome of the probe step, if any."""
 
@@ -195,6 +199,7 @@ class SoloSession:
     batches = ()
     job = "local"
     packages = ""
+    changed_code = ()
     known_probes = None
 
     def __init__(self) -> None:

@@ -11,7 +11,7 @@ import orjson
 from resile_shared.errors import ResileError
 from resile_shared.folders import remove_tree
 
-from ..messages import WorkerConfig
+from ..messages import CodeCopy, WorkerConfig
 from ..processes.client import ForkServerClient
 from ..processes.fork_servers import ForkServers, ForkServersClosed
 from ..processes.protocol import TemplateContent, TemplateExited, TemplateLoaded
@@ -48,6 +48,8 @@ class Imports:
     environment: str
     variables: Mapping[str, str]
     """The variables that all workers have, on any slot and in any job with the same code."""
+    copy: CodeCopy | None = None
+    """What workers run of the script's project; None: what is there."""
 
     @property
     def key(self) -> str:
@@ -130,6 +132,7 @@ class HostTemplates:
         content = TemplateContent(
             modules=command.modules,
             script=imports.script,
+            code=imports.copy,
             directory=imports.directory,
             env=dict(imports.variables),
             is_urgent=command.is_urgent,

@@ -37,7 +37,7 @@ def raised(
         return failed(config, message, details=f"{events}\n{_user_traceback(error)}")
     if isinstance(error, StateLost):
         return failed(config, str(error)).model_copy(update={"is_state_lost": True})
-    place = _place_in_script(traceback.extract_tb(error.__traceback__), config.script)
+    place = _place_in_script(traceback.extract_tb(error.__traceback__), config)
     if isinstance(error, UsageError):
         return failed(config, f"{error}{place}").model_copy(update={"is_refusal": True})
     if isinstance(error, ResileError):
@@ -56,16 +56,17 @@ def raised(
 def stalled(config: WorkerConfig, stall: Stall) -> Failed:
     """Return the report of a main thread that makes no progress, with its present stack."""
     stack = traceback.extract_stack(sys._current_frames()[threading.main_thread().ident or 0])
-    place = _place_in_script(stack, config.script)
+    place = _place_in_script(stack, config)
     of_script = next((number for number, frame in enumerate(stack) if frame.filename == config.script), 0)
     lines = traceback.format_list(stack[of_script:])
     return failed(config, f"{stall}{place}", details="".join(["Where it is (most recent call last):\n", *lines]))
 
 
-def _place_in_script(stack: Iterable[traceback.FrameSummary], script: str) -> str:
-    """Where it happened: the innermost line of the script, or of a module in its folder."""
-    folder = os.path.join(os.path.dirname(script), "")
-    frames = [frame for frame in stack if frame.filename.startswith(folder) and "site-packages" not in frame.filename]
+def _place_in_script(stack: Iterable[traceback.FrameSummary], config: WorkerConfig) -> str:
+    """Where it happened: the innermost line of the script, or of a module of its project."""
+    folder = os.path.dirname(config.script)
+    project = os.path.join(config.code.folder if config.code else folder, "")
+    frames = [frame for frame in stack if frame.filename.startswith(project) and "site-packages" not in frame.filename]
     if not frames:
         return ""
     return f" ({os.path.relpath(frames[-1].filename, folder)}, line {frames[-1].lineno})"
