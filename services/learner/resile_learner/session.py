@@ -18,7 +18,7 @@ from .collectives.device.exchange import DeviceExchange, ExchangeRound
 from .collectives.poller import LinkPoller
 from .collectives.round import LinkExchange
 from .collectives.spec import Abandoned, RoundSpec, Tag
-from .hints import hint_about_gradients
+from .hints import hint_about_gradients, hint_about_shared_memory
 from .lone_launch import check_not_started_several_times
 from .membership.events import Switch
 from .messages import Completed, Message, Progress, Ready, Warned
@@ -269,7 +269,8 @@ class SoloSession:
     def on_script_end(self) -> None:
         """The script has ended: complete training, or print why that is impossible; after an error, print a hint."""
         if (error := getattr(sys, "last_value", None)) is not None:
-            if self.prepared is not None and (hint := hint_about_gradients(error, self.prepared)):
+            of_loop = hint_about_gradients(error, self.prepared) if self.prepared is not None else ""
+            if hint := of_loop or hint_about_shared_memory(error):
                 print(hint, file=sys.stderr)
         elif not (self._has_completed or self.failure):
             try:
