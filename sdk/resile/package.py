@@ -30,8 +30,8 @@ MAX_FOLDER_BYTES = 10 * 10**6
 MAX_FOLDER_FILES = 1000
 """A folder below a script that is not a package is left out if it has more files than this."""
 _ENTRY_POINTS = ("train.py", "main.py")
-_NEVER_PACKED = frozenset({"__pycache__", "node_modules"})
-_ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
+NEVER_PACKED = frozenset({"__pycache__", "node_modules"})
+ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
 
 
 class IgnoredFiles:
@@ -78,7 +78,7 @@ def pack(path: Path) -> Package:
     """Pack the script or the folder at ``path``. Raises UsageError if it is too large, or has no script."""
     if path.is_dir():
         folder = path.resolve()
-        if _is_crowded(folder):
+        if is_crowded(folder):
             raise UsageError(
                 f"{folder} is a home or system folder and is not uploaded: move the code to a folder of its own"
             )
@@ -87,7 +87,7 @@ def pack(path: Path) -> Package:
     else:
         script = _checked_script(path)
         folder = script.parent.resolve()
-        if not _is_crowded(folder):
+        if not is_crowded(folder):
             return _with_companions(folder, script.name)
         files = iter([folder / script.name])
     chosen = _within_limits(folder, files)
@@ -129,7 +129,7 @@ def _entry_point(folder: Path) -> Path:
     return scripts[0]
 
 
-def _is_crowded(folder: Path) -> bool:
+def is_crowded(folder: Path) -> bool:
     """Whether ``folder`` contains files unrelated to a script in it."""
     home = Path.home().resolve()
     return folder in (home, *home.parents, Path(tempfile.gettempdir()).resolve())
@@ -232,13 +232,13 @@ class _Folder:
                 yield entry
 
     def _may_travel(self, entry: Path) -> bool:
-        if entry.name.startswith(".") or entry.name in _NEVER_PACKED or entry.suffix == ".pyc":
+        if entry.name.startswith(".") or entry.name in NEVER_PACKED or entry.suffix == ".pyc":
             return False
         is_folder = entry.is_dir()
         if self._ignored.has(entry, is_folder=is_folder):
             return False
         return not is_folder or not (
-            entry.is_symlink() or any(os.path.exists(entry / mark) for mark in _ENVIRONMENT_MARKS)
+            entry.is_symlink() or any(os.path.exists(entry / mark) for mark in ENVIRONMENT_MARKS)
         )
 
 

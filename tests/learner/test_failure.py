@@ -1,5 +1,6 @@
 """What a worker says of its failure is one line with its place, and tells want of memory from other errors."""
 
+import signal
 import threading
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from resile_learner.session import StateLost
 from resile_learner.worker.failure import raised, stalled
 from resile_learner.worker.failure_detection import Stall
 from resile_shared.errors import UsageError
+from resile_shared.messages.hosts import WorkerExit
 
 CONFIG = WorkerConfig(job="job-1", worker=3, script=__file__, directory="/", storage="file:///none")
 
@@ -32,6 +34,39 @@ def test_a_refusal_of_the_script_says_so_with_its_line() -> None:
     assert refused.is_refusal
     assert classify(1, refused, memory_ran_out=False).is_refusal
     assert not raised(CONFIG, ValueError("other")).is_refusal
+
+
+class Faulty(torch.utils.data.Dataset[int]):
+    """Raises an error of two lines in a process of a DataLoader."""
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        raise KeyError("label") if index else ValueError("two\n  lines")
+
+
+@pytest.mark.parametrize(("first", "reason"), [(0, "ValueError: two lines"), (1, "KeyError: 'label'")])
+def test_an_error_of_a_data_loader_is_told_by_its_own_reason_and_line(first: int, reason: str) -> None:
+    loader = torch.utils.data.DataLoader(Faulty(), sampler=[first], num_workers=1)
+    with pytest.raises((ValueError, KeyError)) as caught:
+        next(iter(loader))
+    failed = raised(CONFIG, caught.value)
+    line = Faulty.__getitem__.__code__.co_firstlineno + 1
+    assert failed.message == f"{reason} (test_failure.py, line {line}), in DataLoader worker process 0"
+    assert "Original Traceback" in failed.details
+
+
+def test_want_of_shared_memory_is_told_with_its_size_and_remedy() -> None:
+    error = RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. It is possible that dataloader's "
+                         "workers are out of shared memory.")  # fmt: skip
+    message = raised(CONFIG, error).message
+    assert "are in /dev/shm, which has " in message
+    assert "--shm-size" in message
+    full = RuntimeError("unable to write to file </torch_12_34_5>: No space left on device (28)")
+    assert "--shm-size" in raised(CONFIG, full).message
+    assert "--shm-size" in WorkerExit(kind="killed", status=-signal.SIGBUS).describe("worker 3")
+    assert "--shm-size" not in WorkerExit(kind="killed", status=-signal.SIGSEGV).describe("worker 3")
 
 
 class Loop:

@@ -105,6 +105,8 @@ MISTAKES = [
     (["run", "{script}", "-o", "{folder}"], "-o {folder} is a folder: name a file in it"),
     (["run", "{script}", "-o", "{folder}/no/model"], "there is no folder {folder}/no"),
     (["run", "{script}", "--home", "{script}"], "the home folder {script} cannot be used"),
+    (["run", "{script}", "--code", "new"], "--code new says with which code a run is resumed: add --resume"),
+    (["run", "{script}", "--resume", "--code", "newest"], "--code newest: the code to resume with is old or new"),
     (["run", "{script}", "--home", "{folder}/h", "--resume"], "there is no run of {script} in {folder}/h to resume"),
     (["run", "{script}", "--home", "{folder}/h", "--resume=../../etc"], "there is no run '../../etc'"),
 ]

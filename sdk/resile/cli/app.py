@@ -116,6 +116,14 @@ def run(
             "with the arguments and the batches of that run unless you give others.",
         ),
     ] = None,
+    code: Annotated[
+        str | None,
+        typer.Option(
+            metavar="old|new",
+            help="With --resume, if the script, a module of its project or the arguments have changed: resume with "
+            "those that the run began with, or with the present ones, whose bits are not those of an undisturbed run.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -192,7 +200,7 @@ def run(
         env=variables,
         home=home,
         storage=storage,
-        resume=Resume(resume or None) if resume is not None else None,
+        resume=Resume.of(resume, code),
         name=name,
         output=output,
     )

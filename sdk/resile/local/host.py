@@ -33,8 +33,9 @@ from resile_shared.version import VERSION
 
 from .events import Noted
 from .in_memory import HostCommand, HostEvent, HostFailed
+from .job import LocalJob
 from .runs import KERNELS, Home, RunFolder, kernel_folder
-from .settings import LocalJob, RunSettings
+from .settings import RunSettings
 from .storage import local_folder
 
 NAME = "local"
@@ -202,6 +203,7 @@ class LocalHost:
             worker=start.worker,
             script=job.script,
             args=job.args,
+            code=job.code,
             env={
                 **self._kernels,
                 **data,
@@ -216,7 +218,7 @@ class LocalHost:
             detection_seconds=self._settings.detection_seconds,
         )
         imports = Imports(
-            start.job, config.script, config.script, config.directory, config.environment, self._settings.env
+            start.job, config.script, config.script, config.directory, config.environment, self._settings.env, job.code
         )
         return await self._templates.choose(config, imports)
 

@@ -25,12 +25,13 @@ from resile_shared.messages.reports import Completed, Report, Warned
 from .events import Noted, Printed, RunEvent, RunOpened
 from .host import HostObserver, LocalHost
 from .in_memory import Command, Event, HostCommand, InMemoryPool, StartTimer
+from .job import LocalJob
 from .narrator import Narrator
 from .output import LowestRankOutput
 from .plan import parse_plan
 from .result import Outcome, Result
 from .runs import Home, RunFolder
-from .settings import LocalJob, RunSettings
+from .settings import RunSettings
 from .storage import fetch_model, has_checkpoint, try_storage
 
 SUBMIT, PAUSE, STOP = "submit", "pause", "stop"
@@ -80,10 +81,19 @@ class LocalRun:
         with ExitStack() as stack:
             self._folder = self._open(home)
             stack.callback(self._folder.close)
+            self._job = await asyncio.to_thread(LocalJob.of, self._settings, self._folder)
             if self._settings.storage:
                 await asyncio.to_thread(try_storage, self._job.storage)
             job = self._job
-            self._folder.note_start(Path(job.script), job.args, job.name, job.storage, time.time(), batches=job.batches)
+            self._folder.note_start(
+                Path(job.script),
+                job.args,
+                job.name,
+                job.storage,
+                time.time(),
+                batches=job.batches,
+                changed=job.code.changed,
+            )
             pruning = asyncio.create_task(self._prune(home))
             try:
                 await self._train(home)
@@ -133,7 +143,6 @@ class LocalRun:
             folder = home.resume(settings.script.absolute(), settings.resume.run)
         else:
             folder = home.create(settings.name or settings.script.stem)
-        self._job = LocalJob.of(settings, folder)
         self._narrator = Narrator(self._policy.steps)
         self._output = LowestRankOutput()
         self._history = list(folder.journal.history)

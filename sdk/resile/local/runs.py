@@ -1,6 +1,7 @@
 """The home folder and the run folders in it: names, journals, locks, and which old runs are deleted.
 
-A run folder is the run's storage. It also holds what its workers printed (`logs/worker-K.log`) and a journal: one JSON
+A run folder is the run's storage. It also holds what its workers printed (`logs/worker-K.log`), the code that
+it began with (`code`), and a journal: one JSON
 object a line, only ever appended to, so that a run that was killed at any moment can be found and resumed. The journal
 holds what a pool keeps in its buckets: the job's record, its history, and the newest generation.
 """
@@ -55,6 +56,8 @@ class Journal:
     """The newest generation that was allocated."""
     batches: tuple[BatchStep, ...] = ()
     """The batches of another run, which this one replays."""
+    changed: tuple[str, ...] = ()
+    """What was changed of its code and arguments when it was resumed with `--code new`."""
 
 
 class RunFolder:
@@ -67,6 +70,8 @@ class RunFolder:
         self.journal = read_journal(path)
         self.logs = path / "logs"
         self.logs.mkdir(mode=0o700, exist_ok=True)
+        self.code = path / "code"
+        """Where the code that the run began with is copied to."""
         self._unwritten = b""
         self.journal_fault = ""
         """Why the journal lacks its last entries, if it does: they are written with the next one."""
@@ -85,6 +90,7 @@ class RunFolder:
         now: float,
         *,
         batches: tuple[BatchStep, ...] = (),
+        changed: tuple[str, ...] = (),
     ) -> None:
         """Journal that the run starts or resumes. Raises ResileError if that cannot be done."""
         self._append(
@@ -94,6 +100,7 @@ class RunFolder:
             name=name,
             storage=storage,
             batches=[step.model_dump() for step in batches],
+            changed=changed,
             time=timestamp(at(now)),
         )
         if self.journal_fault:
@@ -261,7 +268,8 @@ def read_journal(path: Path) -> Journal:
     for entry in _entries(path / "journal"):
         match entry:
             case {"kind": "run", "script": str(script), "args": list(args), "name": str(name), "storage": str(storage)}:
-                journal = Journal(script, tuple(map(str, args)), name, storage)
+                changed = tuple(map(str, entry.get("changed", ())))
+                journal = Journal(script, tuple(map(str, args)), name, storage, changed=changed)
                 batches = entry.get("batches", [])
             case {"kind": "record", "record": dict(newest), "history": list(items)}:
                 record, history = newest, [*history, *items]

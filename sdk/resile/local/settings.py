@@ -1,19 +1,18 @@
-"""What a local run is asked to do, checked when it is made, and the job that it trains."""
+"""What a local run is asked to do, checked when it is made."""
 
 import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
 from resile_scheduler.policies.plan import PlanPolicy, PlanStep
 from resile_shared.errors import UsageError
 from resile_shared.messages.datasets import Dataset
-from resile_shared.messages.jobs import MAX_WORKERS, JobRecord, JobSpec, JobState
 from resile_shared.messages.reports import BatchStep
 
 from .plan import MAX_LOCAL_WORKERS
-from .runs import RunFolder
 
 MAX_DEFAULT_WORKERS = 4
 
@@ -23,6 +22,20 @@ class Resume:
     """Resume an earlier run: the newest one of the script, unless ``run`` names one."""
 
     run: str | None = None
+    code: Literal["old", "new"] | None = None
+    """The code and arguments to go on with if they have changed: as the run began with them, or as they are now.
+
+    None: it is an error if they have changed.
+    """
+
+    @classmethod
+    def of(cls, run: str | None, code: str | None) -> "Resume | None":
+        """Return what is asked for by the flags `--resume` and `--code`. Raises UsageError."""
+        if code not in (None, "old", "new"):
+            raise UsageError(f"--code {code}: the code to resume with is old or new")
+        if run is None and code is not None:
+            raise UsageError(f"--code {code} says with which code a run is resumed: add --resume")
+        return None if run is None else cls(run or None, code)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
@@ -105,69 +118,3 @@ def _check_output(output: Path) -> None:
         raise UsageError(f"-o {output}: there is no folder {output.parent}")
     if not os.access(output.parent, os.W_OK):
         raise UsageError(f"-o {output}: the folder {output.parent} is not writable")
-
-
-@dataclass(frozen=True)
-class LocalJob:
-    """The only job of a local run: what its settings say, and for the rest what the run that is resumed had."""
-
-    id: str
-    name: str
-    script: str
-    args: tuple[str, ...]
-    storage: str
-    """URL of the object storage."""
-    requirements: tuple[str, ...]
-    data: tuple[Dataset, ...]
-    batches: tuple[BatchStep, ...]
-
-    @classmethod
-    def of(cls, settings: RunSettings, folder: RunFolder) -> "LocalJob":
-        """Return the job of the run in ``folder``."""
-        journal = folder.journal
-        script = settings.script.absolute()
-        storage = journal.storage or folder.path.as_uri()
-        return cls(
-            id=folder.job,
-            name=settings.name or journal.name or script.stem,
-            script=str(script),
-            args=settings.args or journal.args,
-            storage=f"{settings.storage.rstrip('/')}/{folder.job}" if settings.storage else storage,
-            requirements=settings.requirements or (journal.record.spec.requirements if journal.record else ()),
-            data=settings.data or (journal.record.spec.data if journal.record else ()),
-            batches=settings.batches or journal.batches,
-        )
-
-    def spec(self, policy: PlanPolicy) -> JobSpec:
-        """Return the job as the scheduler knows it, with the numbers of workers of ``policy``."""
-        sizes = [step.workers for step in policy.steps]
-        return JobSpec(
-            name=self.name[:200],
-            package=str(Path.cwd()),
-            script=self.script,
-            args=self.args,
-            requirements=self.requirements,
-            data=self.data,
-            min_workers=1 if policy.fits_shards else min(sizes),
-            max_workers=MAX_WORKERS if policy.fits_shards else max(sizes),
-        )
-
-    def paused(self, stored: JobRecord, policy: PlanPolicy) -> JobRecord:
-        """Return the record of the run that is resumed, as of a job that is paused."""
-        return JobRecord(
-            job=self.id,
-            spec=self.spec(policy),
-            state=JobState.PAUSED,
-            priority=stored.priority,
-            submitted=stored.submitted,
-            generation=stored.generation,
-            lineage=max(1, stored.lineage),  # a run that is resumed always looks for a checkpoint
-            next_worker=stored.next_worker,
-            num_items=stored.num_items,
-            kind=stored.kind,
-            reason=stored.reason,
-            iteration=stored.iteration,
-            allocation=stored.allocation,
-            warnings=stored.warnings,
-            checkpoint=stored.checkpoint,
-        )

@@ -1,9 +1,15 @@
 """Hints for errors that ordinary code raises in an elastic loop."""
 
+import os
 import re
 import traceback
+from pathlib import Path
 from typing import Protocol
 
+_SHARED_MEMORY = Path("/dev/shm")
+_NO_SHARED_MEMORY = re.compile(
+    r"out of shared memory|unable to (allocate|open) shared memory|unable to (write|resize|mmap).*/torch_"
+)
 _USES_GRADIENTS = re.compile(r"\.grad\b|\bgrads\b|grad_norm|clip_grad")
 
 
@@ -19,6 +25,19 @@ def hint_about_gradients(error: BaseException, loop: GradientState) -> str:
     """A remedy for ``error``, which ended a script that trains with ``loop``, or an empty string."""
     lines = [frame.line or "" for frame in traceback.extract_tb(error.__traceback__)]
     return loop.missing_gradients if any(map(_USES_GRADIENTS.search, lines)) else ""
+
+
+def hint_about_shared_memory(error: BaseException, folder: Path = _SHARED_MEMORY) -> str:
+    """A remedy for ``error`` if it says that there is no shared memory left, or an empty string."""
+    if not _NO_SHARED_MEMORY.search(str(error)):
+        return ""
+    disk = os.statvfs(folder)
+    size, free = (number * disk.f_frsize / 1e6 for number in (disk.f_blocks, disk.f_bavail))
+    return (
+        f"tensors that processes share, such as batches of a DataLoader, are in {folder}, which has {size:.0f} MB here, "
+        f"{free:.0f} MB of them free: make it larger (docker run --shm-size=8g; on Kubernetes an emptyDir of medium "
+        "Memory), or use num_workers=0"
+    )
 
 
 def hint_about_files(error: BaseException) -> str:

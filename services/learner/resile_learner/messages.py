@@ -229,6 +229,16 @@ class GangPlace(Message):
     )
 
 
+class CodeCopy(Message):
+    """The Python files of a project as they were when its run began."""
+
+    folder: str = Field(description="absolute path of the folder that was copied")
+    copied_to: str = Field(description="absolute path of the folder with its copy")
+    changed: tuple[str, ...] = Field(
+        default=(), description="what differs from what the run began with, since it was resumed with changed code"
+    )
+
+
 class WorkerConfig(Message):
     """The configuration of a worker, given to it when it is forked."""
 
@@ -236,6 +246,7 @@ class WorkerConfig(Message):
     worker: int
     script: str = Field(description="absolute path of the user's script")
     args: tuple[str, ...] = ()
+    code: CodeCopy | None = Field(default=None, description="what it runs of the script's project; null: what is there")
     env: dict[str, str] = Field(default_factory=dict)
     directory: str = Field(description="working directory of the script")
     host: str = Field(default="127.0.0.1", description="address on which peers reach this worker")

@@ -18,7 +18,7 @@ from .collectives.exchange import Exchange, ExchangeRound
 from .collectives.poller import LinkPoller
 from .collectives.round import LinkRounds
 from .collectives.spec import Abandoned, RoundSpec, Tag
-from .hints import hint_about_gradients
+from .hints import hint_about_gradients, hint_about_shared_memory
 from .lone_training import check_not_started_several_times
 from .membership.events import Switch
 from .messages import Completed, Message, Progress, Ready, Warned
@@ -121,6 +121,10 @@ class Session(Protocol):
         """The versions of what the job's environment has over the pool's own packages."""
 
     @property
+    def changed_code(self) -> Sequence[str]:
+        """What was changed of the script since the run began, if it was resumed with changed code; empty: nothing."""
+
+    @property
     def known_probes(self) -> Path | None:
         """The folder in which the job's workers on this host share the outcome of the probe step, if any."""
 
@@ -195,6 +199,7 @@ class SoloSession:
     batches = ()
     job = "local"
     packages = ""
+    changed_code = ()
     known_probes = None
 
     def __init__(self) -> None:
@@ -264,7 +269,8 @@ class SoloSession:
     def on_script_end(self) -> None:
         """The script has ended: complete training, or print why that is impossible; after an error, print a hint."""
         if (error := getattr(sys, "last_value", None)) is not None:
-            if self.prepared is not None and (hint := hint_about_gradients(error, self.prepared)):
+            of_loop = hint_about_gradients(error, self.prepared) if self.prepared is not None else ""
+            if hint := of_loop or hint_about_shared_memory(error):
                 print(hint, file=sys.stderr)
         elif not (self._has_completed or self.failure):
             try:

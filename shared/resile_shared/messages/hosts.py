@@ -102,13 +102,20 @@ class WorkerExit(Message):
             case "exited":
                 return f"{who} ended its process with exit status {self.status}"
             case "killed":
-                return f"{who} was killed by {_signal_name(-self.status)}"
+                hint = _BUS_ERROR if self.status == -signal.SIGBUS else ""
+                return f"{who} was killed by {_signal_name(-self.status)}{hint}"
             case "out of memory":
                 return f"{who} was killed because memory ran out; fewer workers or a smaller batch need less"
             case "abandoned" | "orphaned":
                 return self.message or f"{who} was lost because the process that starts workers was killed"
             case "not started":
                 return f"{who} could not be started: {self.message}"
+
+
+_BUS_ERROR = (
+    ": memory that it shares or a file that it maps could not grow, as when /dev/shm or the disk is full. Make "
+    "/dev/shm larger (docker run --shm-size=8g), or free some disk space"
+)
 
 
 def _signal_name(number: int) -> str:

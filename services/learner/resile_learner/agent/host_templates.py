@@ -14,7 +14,7 @@ from resile_shared.bus.credentials import write_private
 from resile_shared.errors import ResileError
 from resile_shared.folders import remove_tree
 
-from ..messages import Message, WorkerConfig
+from ..messages import CodeCopy, Message, WorkerConfig
 from ..processes.client import ForkServerClient
 from ..processes.fork_protocol import TemplateContent, TemplateExited, TemplateLoaded
 from ..processes.fork_servers import ForkServers, ForkServersClosed
@@ -108,6 +108,8 @@ class Imports:
     environment: str
     variables: Mapping[str, str]
     """The variables that all workers have, on any slot and in any job with the same code."""
+    copy: CodeCopy | None = None
+    """What workers run of the script's project; None: what is there."""
 
     @property
     def key(self) -> str:
@@ -190,6 +192,7 @@ class HostTemplates:
         content = TemplateContent(
             modules=command.modules,
             script=imports.script,
+            code=imports.copy,
             directory=imports.directory,
             env=dict(imports.variables),
             is_urgent=command.is_urgent,

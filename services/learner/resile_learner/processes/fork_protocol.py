@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
-from ..messages import MAX_IMPORTED, Message, ModuleName
+from ..messages import MAX_IMPORTED, CodeCopy, Message, ModuleName
 
 FORK_DESCRIPTORS = ("config", "agent", "stdout", "stderr")
 MAX_PACKET_BYTES = 64 * 1024
@@ -47,6 +47,7 @@ class TemplateContent(Message):
         default=(), max_length=MAX_IMPORTED, description="in this order, after what the head of the script imports"
     )
     script: str
+    code: CodeCopy | None = None
     directory: str
     env: dict[str, str] = Field(default_factory=dict)
     is_urgent: bool = Field(default=True, description="workers wait for it: it is not held back in favour of training")

@@ -7,20 +7,23 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from ..code_copy import read_code
+from ..messages import CodeCopy
+
 MAX_BYTES = 1 << 20
 Import = tuple[str, tuple[str, ...]]
 """A module, and the names that are imported from it."""
 
 
-def head_imports(script: Path) -> Iterator[Callable[[], None]]:
+def head_imports(script: Path, code: CodeCopy | None = None) -> Iterator[Callable[[], None]]:
     """Yield functions that carry out the imports at the beginning of ``script``, one by one and in order.
 
     They end at the first statement of another kind, and at an import of a module in the script's folder: that is the
-    user's code, which may do anything. A script that cannot be read or parsed imports nothing.
+    user's code, which may do anything. A script that cannot be read or parsed imports nothing. It is read from
+    its copy in ``code``, if there is one.
     """
     try:
-        with script.open("rb") as file:
-            body = ast.parse(file.read(MAX_BYTES)).body
+        body = ast.parse(read_code(str(script), code)[:MAX_BYTES]).body
     except (OSError, SyntaxError, ValueError, RecursionError, MemoryError):
         return
     for statement in body:

@@ -26,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
+from ..code_copy import install_code_copy
 from ..messages import COMPAT
 from .descendants import adopt_orphans, descendants, die_with_parent, signal_on_parent_death
 from .fork_protocol import FORK_DESCRIPTORS, TemplateContent, TemplateExited, TemplateLoaded
@@ -94,11 +95,13 @@ def _prepare(number: int, content: TemplateContent) -> TemplateLoaded:
     os.environ.update(content.env)
     os.chdir(content.directory)
     sys.argv = [content.script]
+    if content.code:
+        install_code_copy(content.code)
     limits = _limit_memory()
     if not content.is_urgent:
         _rest_often()
     if COMPAT not in os.environ:  # else the script runs only after something else
-        for carry_out in head_imports(Path(content.script)):
+        for carry_out in head_imports(Path(content.script), content.code):
             _carry_out(carry_out)
     states = _random_states()
     _import_listed(content.modules)

@@ -4,11 +4,13 @@
 ``mu_product`` or ASGD's ``eta`` lose bits beside bfloat16 parameters, and a joiner would compute another update.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from .facts import StateDiffers
 
 
 class OptimizerState:
@@ -18,7 +20,7 @@ class OptimizerState:
         self._optimizer = optimizer
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the optimizer's state, and which of its tensors are in main memory while their parameters are not."""
+        """Return the optimizer's state and class, and which of its tensors are on the host, unlike their parameters."""
         state = self._optimizer.state_dict()
         on_host = [
             [index, key]
@@ -26,7 +28,7 @@ class OptimizerState:
             for key, value in self._optimizer.state.get(parameter, {}).items()
             if isinstance(value, Tensor) and value.device.type == "cpu" != parameter.device.type
         ]
-        return {"optimizer": state, "on_host": on_host}
+        return {"optimizer": state, "on_host": on_host, "class": type(self._optimizer).__name__}
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -34,7 +36,10 @@ class OptimizerState:
 
         Groups stay the objects that they are, and so do tensors among their options: a script may hold them.
         """
+        if "optimizer" not in state_dict:  # older versions stored that of a body for each batch as PyTorch has it
+            state_dict = {"optimizer": state_dict, "on_host": []}
         stored = state_dict["optimizer"]
+        self._check_same(state_dict.get("class"), stored["param_groups"])
         held = self._optimizer.param_groups
         groups = list(held)
         self._optimizer.load_state_dict(stored)
@@ -49,9 +54,24 @@ class OptimizerState:
                     stays = [index, key] in state_dict["on_host"]
                     current[key] = value if stays else _uncast(current[key], value)
 
+    def _check_same(self, stored_class: str | None, stored: Sequence[Mapping[str, Any]]) -> None:
+        """Raise StateDiffers if a state belongs to an optimizer of another class (older versions stored none)."""
+        name = type(self._optimizer).__name__
+        mine = self._optimizer.param_groups
+        for value, expected in [(name, stored_class or name), (_sizes(mine), _sizes(stored))]:
+            if value != expected:
+                raise StateDiffers(
+                    f"this worker has another optimizer than the run: {value} instead of {expected}. Build the same "
+                    "one with the same parameter groups in every worker, also when a run is resumed"
+                )
+
     def _parameters(self) -> Iterator[tuple[int, Tensor]]:
         """Number the parameters as `Optimizer.state_dict` does."""
         return enumerate(parameter for group in self._optimizer.param_groups for parameter in group["params"])
+
+
+def _sizes(groups: Sequence[Mapping[str, Any]]) -> str:
+    return f"groups of {', '.join(str(len(group['params'])) for group in groups)} parameters"
 
 
 class OptimizerOptions:

@@ -166,14 +166,8 @@ class RunState:
     def load(self, skeleton: bytes, tensors: Sequence[Tensor]) -> None:
         """Load a state. Raises StateDiffers when it belongs to another script, model or dataset."""
         tree = unflatten(skeleton, tensors)
+        self._check_same_model(tree["model"])  # first: it is why the facts differ
         check_same_run(self.facts, tree["facts"])
-        mine = model_tensors(self._model)
-        if mine.keys() != tree["model"].keys():
-            names = ", ".join(sorted(mine.keys() ^ tree["model"].keys())[:3])
-            raise StateDiffers(
-                f"this worker's model has other parameters or buffers than the run's: {names}. Build the same model in "
-                "every worker"
-            )
         load_model_tensors(self._model, tree["model"])
         self._load_module_states(tree.get("modules", {}))  # older versions stored none
         for name, part in self._parts.items():
@@ -189,6 +183,26 @@ class RunState:
                 each.load_state_dict(own[name])
         self._after_load()
         self.progress = TrainingProgress(**tree["progress"])
+
+    def _check_same_model(self, stored: Mapping[str, Tensor | None]) -> None:
+        mine = model_tensors(self._model)
+        others = ", ".join(sorted(mine.keys() ^ stored.keys())[:3])
+        what = f"has other parameters or buffers than the run's: {others}" if others else self._other_shape(stored)
+        if what:
+            raise StateDiffers(
+                f"this worker's model {what}. Build the same model in every worker, also when a run is resumed"
+            )
+
+    def _other_shape(self, stored: Mapping[str, Tensor | None]) -> str:
+        """Say which parameter has another shape or dtype than in ``stored``; a buffer may get another one."""
+        for name, parameter in self._model.named_parameters():
+            value = stored[name]
+            if value is not None and (value.shape, value.dtype) != (parameter.shape, parameter.dtype):
+                return (
+                    f"differs from the run's: {name} has shape {list(parameter.shape)} and {parameter.dtype}, instead "
+                    f"of {list(value.shape)} and {value.dtype}"
+                )
+        return ""
 
     def _of_one_member(self) -> dict[str, Stateful]:
         both = (*self._parts.items(), *self._extras.items())  # an extra of the script may have the name of a part

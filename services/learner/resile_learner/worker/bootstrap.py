@@ -5,6 +5,7 @@ import socket
 from functools import partial
 from importlib import import_module
 
+from ..code_copy import install_code_copy
 from ..collectives.poller import LinkPoller
 from ..lone_training import LoneTraining
 from ..messages import COMPAT, Failed, Finished, Warned, WorkerConfig
@@ -26,6 +27,8 @@ def main(config: WorkerConfig, agent: socket.socket) -> int:
     The outcome is reported to the agent over ``agent``; a leaver's process ends inside its training call.
     """
     keep_freed_memory()
+    if config.code and config.template is None:  # a template has installed it
+        install_code_copy(config.code)
     if config.gang is not None:
         run_in_gang(config, config.gang, agent)
     watch = ImportWatch(os.path.dirname(config.script))

@@ -1,12 +1,12 @@
 """Running the user's script, in an elastic job as in a gang: as ``python train.py`` does, in a forked process."""
 
 import atexit
-import io
 import os
 import sys
 import threading
 from types import ModuleType
 
+from ..code_copy import read_code
 from ..messages import WorkerConfig
 
 
@@ -21,8 +21,7 @@ def run_script(config: WorkerConfig) -> None:
     main = ModuleType("__main__")
     main.__file__ = config.script
     sys.modules["__main__"] = main
-    with io.open_code(config.script) as file:
-        code = compile(file.read(), config.script, "exec")
+    code = compile(read_code(config.script, config.code), config.script, "exec")
     exec(code, main.__dict__)
 
 

@@ -21,6 +21,7 @@ from ...collectives.tree import ranges
 from ...messages import Ready, Warned
 from ...session import Session, current_session
 from ...state.facts import Facts
+from ...state.optimizer import OptimizerState
 from ...state.run import RunState, Stateful
 from ..attributes import ScriptAttributes
 from ..base_run import BaseRun
@@ -126,7 +127,7 @@ class BodyRun(BaseRun):
             self._batches = DatasetBatches(dataset, plan_bodies(dataset, settings), settings, held=self._held_rows)
             self.num_shards = settings.num_shards or self.plan.num_shards
         self._open: BodyIteration | None = None
-        self._reproducibility = Reproducibility(settings.mode)
+        self._reproducibility = Reproducibility(settings.mode, changed_code=self.session.changed_code)
         self._determinism: Determinism | None = None
         self._schedule = BatchSchedule(
             self.plan.batch_size,
@@ -404,9 +405,9 @@ class BodyRun(BaseRun):
         return self._protocol.recovering(lost, recover)
 
     def _parts(self, optimizers: Sequence[torch.optim.Optimizer]) -> Mapping[str, Stateful]:
-        named = {f"optimizer {number}" if number else "optimizer": each for number, each in enumerate(optimizers)}
+        numbered = enumerate(map(OptimizerState, optimizers))
         return {
-            **named,
+            **{f"optimizer {number}" if number else "optimizer": each for number, each in numbered},
             **self._batches.parts,
             "ledger": self._ledger,
             "reproducibility": self._reproducibility,
