@@ -89,6 +89,18 @@ def test_the_fact_that_differs_is_named(other: Facts, message: str) -> None:
     assert message in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "name", ["optimizer_options", "schedules", "buffers", "extra_state", "inputs", "output_gradients", "state.best"]
+)
+def test_the_first_sentence_has_the_probable_cause_and_the_last_one_says_where_there_is_more(name: str) -> None:
+    with pytest.raises(MembersDiffer) as refused:
+        check_members_agree([{name: "1"}, {name: "1"}, {name: "2"}], [1, 2, 3])
+    first, *_, last = str(refused.value).split(". ")
+    assert first.startswith("worker 3 ")
+    assert ", probably because " in first
+    assert last.startswith("More: docs/")
+
+
 @pytest.mark.parametrize("holder", [0, 2])
 def test_a_fact_that_only_some_members_have_is_named(holder: int) -> None:
     known = [facts(), facts(), facts()]

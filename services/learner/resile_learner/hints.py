@@ -34,9 +34,9 @@ def hint_about_shared_memory(error: BaseException, folder: Path = _SHARED_MEMORY
     disk = os.statvfs(folder)
     size, free = (number * disk.f_frsize / 1e6 for number in (disk.f_blocks, disk.f_bavail))
     return (
-        f"tensors that processes share, such as batches of a DataLoader, are in {folder}, with {size:.0f} MB, "
-        f"{free:.0f} MB of them free: make it larger (docker run --shm-size=8g; on Kubernetes an emptyDir of medium "
-        "Memory), or use num_workers=0"
+        f"tensors that processes share, as the batches of a DataLoader's, are in {folder}, which has {size:.0f} MB "
+        f"here, {free:.0f} MB of them free: make it larger (docker run --shm-size=8g; on Kubernetes an emptyDir of "
+        "medium Memory), or use num_workers=0"
     )
 
 

@@ -15,6 +15,15 @@ _DATASET = (
     "loaded a different dataset than {others}",
     "Make sure that the script reads the same data in every worker and on every host",
 )
+_CHECKS = "More: docs/elastic-training.md, Detecting incorrect training"
+_OWN_ITERATOR = (
+    "probably because of an iterator or a random generator of the script's own, which a worker that joins begins anew, "
+    "or of the time"
+)
+_EQUAL = (
+    "the batch, the parameters, loader.iteration, the global random generators, variables of the loop, and parts of "
+    "state={...} of the training call. More: docs/division.md, What a joiner knows"
+)
 _EXPLAINED = {
     "samples": (_DATASET[0] + ": {value} samples instead of {expected}", _DATASET[1]),
     "dataset": _DATASET,
@@ -28,47 +37,42 @@ _EXPLAINED = {
         "or the machine",
     ),
     "optimizer_options": (
-        "{has} another learning rate (or another option of the optimizer) than {others} in the same iteration",
-        "Set it by what is equal on all workers, such as loader.iteration or loader.loss, and not by a counter of "
-        "batches or by the loss of one batch",
+        "{has} another learning rate (or another option of the optimizer) than {others} in the same iteration, "
+        "probably because the script sets it by a counter of batches or by the loss of one batch",
+        f"Set it by what is equal on all workers, such as loader.iteration or loader.loss. {_CHECKS}",
     ),
     "schedules": (
-        "{has} a learning-rate schedule in another state than {others} before the same iteration",
-        "Step it on all workers alike, ReduceLROnPlateau by the score of a whole validation or by loader.loss, and not "
-        "by an average of the losses of this worker's batches; what the script adds up over an epoch belongs into "
-        "state={...} of the training call, for workers that join",
+        "{has} a learning-rate schedule in another state than {others} before the same iteration, probably because it "
+        "steps by an average of the losses of this worker's batches, or not on all workers",
+        "Step it on all workers alike, ReduceLROnPlateau by the score of a whole validation or by loader.loss; what "
+        f"the script adds up over an epoch belongs into state={{...}} of the training call. {_CHECKS}",
     ),
     "buffers": (
-        "{has} other buffers of the model than {others} before the same iteration",
+        "{has} other buffers of the model than {others} before the same iteration, probably because the script sets "
+        "them outside of the model's forward(), by the batches of this worker",
         "Change buffers in the model's forward(), whose changes are summed over all workers, or after the exchange by "
-        "what is equal on all workers",
+        f"what is equal on all workers. {_CHECKS}",
     ),
     "extra_state": (
-        "{has} other extra state of modules (get_extra_state) than {others} at the same iteration",
-        "Change it after the exchange by what is equal on all workers, and not in forward(), which each worker calls "
-        "for its own batches",
+        "{has} other extra state of modules (get_extra_state) than {others} at the same iteration, probably because "
+        "forward() changes it, which each worker calls for its own batches",
+        f"Change it after the exchange by what is equal on all workers. {_CHECKS}",
     ),
     "final_model": (
         "{has} another final model than {others}",
         "Change parameters by the optimizer, and buffers in the model's forward() or by what is equal on all workers",
     ),
     "inputs": (
-        "called the model with other inputs than {others}",
-        "Compute them by what is equal on all workers: the batch, the parameters, loader.iteration, the global random "
-        "generators, variables of the loop that are numbers, text, small tensors or collections of these, and parts of "
-        "state={...} of the training call; not by an iterator or a random generator of its own, which a worker that "
-        "joins begins anew, or by the time",
+        f"called the model with other inputs than {{others}}, {_OWN_ITERATOR}",
+        f"Compute them by what is equal on all workers: {_EQUAL}",
     ),
     "other_outputs": (
         "called the model, which returned {value} beside tensors, and {expected} for {others}",
         "Return numbers as tensors, as in loss.detach() instead of loss.item()",
     ),
     "output_gradients": (
-        "computed another loss from the model's outputs than {others}",
-        "Compute it by what is equal on all workers: the outputs, the batch, the parameters, loader.iteration, the "
-        "global random generators, variables of the loop that are numbers, text, small tensors or collections of "
-        "these, and parts of state={...} of the training call; not by an iterator or a random generator of its own, "
-        "which a worker that joins begins anew, or by the time",
+        f"computed another loss from the model's outputs than {{others}}, {_OWN_ITERATOR}",
+        f"Compute it by what is equal on all workers: the outputs, {_EQUAL}",
     ),
     "evaluations": (
         "evaluated the closure of the optimizer's step less or more often than {others}",
@@ -96,10 +100,11 @@ _EXPLAINED = {
 PART = "state."
 """Prefix of the names of facts about parts of the script's own state."""
 _OF_PART = (
-    '{has} another "{name}" (a part of state={{...}}) than {others} at the same iteration',
+    '{has} another "{name}" (a part of state={{...}}) than {others} at the same iteration, probably because it follows '
+    "the losses of this worker's own batches, or a time",
     "Change it by what is equal on all workers, such as loader.loss, iteration.loss or the score of a whole "
-    "validation, and not by the losses of this worker's batches; keep what belongs to one worker, such as a time, in a "
-    "variable of the script; and let its load_state_dict() take over all that its state_dict() returns",
+    "validation; keep what belongs to one worker in a variable of the script; and let its load_state_dict() take over "
+    f"all that its state_dict() returns. {_CHECKS}",
 )
 _SETTING = (
     "{has} another `{name}` than {others}: {value} instead of {expected}",
