@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial, reduce, wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -16,19 +16,18 @@ from torch.amp import GradScaler
 from resile_shared.errors import ResileError, UsageError
 
 from ..collectives.spec import Abandoned
-from ..collectives.tree import Interval
 from ..messages import Warned
 from .buffer_rules import Part
 from .buffers import Deltas
 from .data.batches import Indices
 from .data.fetch import Fetched
 from .header import NO_INDICES, ComputedShards, PartialSums, RoundHeader, add_scalars, fold_leaves
-from .metric_names import find_partial_metric
+from .leaves import SHARD_SQUARES, Leaves
 from .noise import SquaredNorms
 from .rounds import RoundResult
 from .seeds import mix, seed_all
 from .stragglers import Pace
-from .terms import AMBIGUOUS_WEIGHTS, forget_weight, loss_weight, weigh
+from .terms import AMBIGUOUS_WEIGHTS, forget_weight, weigh
 from .watch.changed_buffers import ChangedBuffers
 from .watch.losses import NotANumber, check_not_summed
 from .watch.repeatability import ShardFingerprint, check_same_batch, fingerprint, read_twice
@@ -36,21 +35,6 @@ from .workspace import IterationSpec, Workspace
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-SHARD_SQUARES = "resile/shard squares"
-"""The name, among the scalars of a shard, of the squared norm of its gradient."""
-WEIGHT, NUM_WEIGHTED = "resile/weight", "resile/weighted"
-"""The names of what a shard counts in the mean over all, and of whether that is not its number of samples."""
-
-
-class ComputedLeaf(NamedTuple):
-    """What is left of a shard, beside its gradients and changes to buffers: means over it."""
-
-    values: dict[str, Tensor | float]
-    weight: float
-    """How much the loss and the gradients count."""
-    is_weighted: bool
-    """Whether that is not the number of samples."""
 
 
 class EvaluationAbandoned(Exception):
@@ -141,7 +125,7 @@ class Iteration:
             [*self._gradients.partials(self._plan), *self._buffers.partials(self._plan)],
             [*self._gradients.sums(), *self._buffers.sums],
         )
-        self._leaves: list[ComputedLeaf] = []
+        self._leaves = Leaves(self._batch, self._held, weighs_by_samples=self._spec.weighs_by_samples)
         self._indices: list[Indices] = []
 
     def begin_closure(self) -> None:
@@ -372,17 +356,16 @@ class Iteration:
             raise UsageError(
                 f"the loss has shape {tuple(loss.shape)}: loss_fn has to return the mean over its batch, a scalar"
             )
-        if self._leaves and not is_spare:
-            earlier = Interval(self._held.lo, leaf), self._leaves[0].values
-            if partial_metric := find_partial_metric([earlier, (Interval(leaf, leaf + 1), values)]):
-                raise UsageError(partial_metric)
+        if not is_spare:
+            self._leaves.check(leaf, values)
         check_not_summed(loss, num_samples=len(self._batch.shard(leaf)), batch_size=self.num_samples)
         if self._compares and leaf == 0:
             self._first_shard = fingerprint(self._first_batch, values["loss"])
             self._first_batch = None
-        weight, is_weighted = self._weight(loss, leaf)
-        if weight:  # a shard without any has no gradients, and may have no loss
-            share = weight / self.num_samples
+        weight = self._leaves.weight(leaf, loss)
+        if weight.is_ambiguous:
+            self._warn(AMBIGUOUS_WEIGHTS)
+        if share := self._leaves.share(leaf, weight):  # a shard that counts nothing may have no loss
             weighted = loss if share == 1.0 else loss * share
             with self._determinism.backward(weighted):
                 run(weighted)
@@ -397,21 +380,7 @@ class Iteration:
             return
         if step and leaf < self._held.hi - 1:
             self._gradients.fold(step)
-        detached = {name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()}
-        self._leaves.append(ComputedLeaf(detached, weight, is_weighted))
-
-    def _weight(self, loss: Tensor, leaf: int) -> tuple[float, bool]:
-        """How much a shard counts in the mean over the batch, and whether that is not its number of samples.
-
-        A single shard is the batch, and counts as a whole.
-        """
-        num_samples = len(self._batch.shard(leaf))
-        weight = loss_weight(loss, num_samples=num_samples)
-        if weight.value is None or self._spec.weighs_by_samples or self._batch.num_shards == 1:
-            if weight.is_ambiguous and self._batch.num_shards > 1:
-                self._warn(AMBIGUOUS_WEIGHTS)
-            return float(num_samples), False
-        return weight.value, True
+        self._leaves.add(values, weight)
 
     def _warn(self, text: str) -> None:
         if self._spec.view.rank == 0:
@@ -468,7 +437,7 @@ class Iteration:
         totals = self.outcome.totals
         self.first_headers = self.first_headers or self.outcome.headers
         self.metrics = dict(totals.scalars)
-        scale = self._scale_of_sums(self.metrics.pop(WEIGHT), self.metrics.pop(NUM_WEIGHTED))
+        scale = self._leaves.scale(self.metrics)
         self.loss = self.metrics.pop("loss") * scale
         if math.isnan(self.loss) and self.is_first_evaluation and not self._allows_nan:
             raise NotANumber(self.number)
@@ -483,18 +452,6 @@ class Iteration:
         seed_all(mix(self._spec.seed, "update", self.number))  # whichever shard this worker computed last
         self._phases.enter("callback")
         return True
-
-    def _scale_of_sums(self, weight: float, num_weighted: float) -> float:
-        """Return the factor that makes a mean of the sums over shards, whose weights were divided by the samples."""
-        if num_weighted not in (0, self._batch.num_shards):
-            raise UsageError(
-                f"{num_weighted:g} of {self._batch.num_shards} shards have a loss with weights of its own, such as "
-                "those of classes, and the others have not: compute the loss in the same way in all shards, or call "
-                "resile.training.weigh(...) in each"
-            )
-        if weight == self.num_samples:
-            return 1.0
-        return self.num_samples / weight if weight else math.nan
 
     def _exchange_late(self, first: RoundResult) -> tuple[RoundResult, Deltas]:
         """Combine the changes to buffers that are too large for a header, in a round that follows the ``first``."""
@@ -519,14 +476,11 @@ class Iteration:
         squares = self._gradients.squares() if self._spec.measures_noise else []
 
         def of_leaf(leaf: int) -> PartialSums:
-            computed = self._leaves[leaf - self._held.lo]
-            by_samples, by_weight = self._batch.weight(leaf), computed.weight / self.num_samples
-            sums = {name: float(value) * by_samples for name, value in computed.values.items()}
-            sums["loss"] = float(computed.values["loss"]) * by_weight if by_weight else 0.0
-            if squares:  # of the loss as it was weighted and scaled for the backward pass
-                square = squares[leaf - self._held.lo] / (by_weight * self._scale) ** 2 if by_weight else 0.0
-                sums[SHARD_SQUARES] = square * by_samples
-            return PartialSums({**sums, WEIGHT: computed.weight, NUM_WEIGHTED: computed.is_weighted})
+            sums = self._leaves.sums(leaf)
+            if squares:  # of the loss as it was scaled for the backward pass
+                square = squares[leaf - self._held.lo] / self._scale**2
+                sums[SHARD_SQUARES] = self._leaves.square(leaf, square)
+            return PartialSums(sums)
 
         if self._sums_share:
             folded = [PartialSums(reduce(add_scalars, (of_leaf(leaf).scalars for leaf in range(*self._held))))]
