@@ -30,7 +30,7 @@ class Changing(nn.Module):
     def __init__(self, value: Tensor, change: Callable[[Any, Tensor], object]) -> None:
         super().__init__()
         self.register_buffer("value", value.clone())
-        self.register_buffer("pointer", torch.tensor(5))
+        self.register_buffer("pointer", torch.tensor([5]))
         self._change = change
 
     def forward(self, rows: Tensor) -> Tensor:

@@ -76,6 +76,8 @@ class Rule(NamedTuple):
             is_itself = _is_integer(buffer)
             dtype = dtype if is_itself else _BITS[buffer.element_size()]
             neutral = torch.iinfo(dtype).min
+        if buffer.numel() == 1:  # strides of 0 would be kept where they mean nothing
+            return torch.full(shape, neutral, dtype=dtype, device=buffer.device)
         return torch.full((), neutral, dtype=dtype, device=buffer.device).expand(shape)
 
     def change(self, now: Tensor, committed: Tensor, part: Part) -> Tensor:

@@ -200,7 +200,7 @@ class Buffers:
         filled = queue.num_filled(self._now(pointer), self._committed[pointer], has_changed=has_changed)
         offset = queue.offset(part, filled, name)
         self._expected[pointer] = filled * part.num_rows // max(part.stop - part.start, 1)
-        found = {pointer: torch.full_like(self._like[pointer], filled)}
+        found = {pointer: torch.full_like(self._committed[pointer], filled)}
         for index in queue.slots:
             now, committed = self._now(index), self._committed[index]
             found[index] = queue.change(
