@@ -18,6 +18,7 @@ from .collectives.exchange import Exchange, ExchangeRound
 from .collectives.poller import LinkPoller
 from .collectives.round import LinkRounds
 from .collectives.spec import Abandoned, RoundSpec, Tag
+from .hash_order import unfixed_order
 from .hints import hint_about_gradients, hint_about_shared_memory
 from .lone_training import check_not_started_several_times
 from .membership.events import Switch
@@ -121,8 +122,8 @@ class Session(Protocol):
         """The versions of what the job's environment has over the pool's own packages."""
 
     @property
-    def changed_code(self) -> Sequence[str]:
-        """What was changed of the script since the run began, if it was resumed with changed code; empty: nothing."""
+    def caveats(self) -> Sequence[str]:
+        """What the bits of the run depend on beside its code, data and seed; empty: nothing that is known."""
 
     @property
     def known_probes(self) -> Path | None:
@@ -199,7 +200,6 @@ class SoloSession:
     batches = ()
     job = "local"
     packages = ""
-    changed_code = ()
     known_probes = None
 
     def __init__(self) -> None:
@@ -207,6 +207,7 @@ class SoloSession:
         self.failure: ResileError | None = None
         self.prepared: PreparedLoop | None = None
         self.changes = ChangeRecorder()
+        self.caveats = unfixed_order()
         poller = LinkPoller()
         self._exchange = Exchange(poller, LinkRounds(poller, worker=0))
         self._joined = False
@@ -264,7 +265,8 @@ class SoloSession:
             print(f"warning: {message.message}", file=sys.stderr)
         elif isinstance(message, Completed):
             self._has_completed = True
-            print(f"completed: params_sha256 {message.params_sha256}", file=sys.stderr)
+            caveat = f", {message.bits}" if self.caveats else ""
+            print(f"completed: params_sha256 {message.params_sha256}{caveat}", file=sys.stderr)
 
     def on_script_end(self) -> None:
         """The script has ended: complete training, or print why that is impossible; after an error, print a hint."""

@@ -33,14 +33,14 @@ FUSED_ATTENTION = re.compile("(Flash|Efficient|Cudnn|Fused).*Attention.*Backward
 class Reproducibility:
     """Whether a run gives the same bits whatever happens to it; ``str()`` of it is shown to the user.
 
-    ``observed`` are the operations without a deterministic form that ran on this worker, and ``changed_code``, if the
-    run was resumed with that. Members exchange them, and what they have agreed on is part of the run's state: a worker
+    ``observed`` are the operations without a deterministic form that ran on this worker, and the ``caveats`` of its
+    session. Members exchange them, and what they have agreed on is part of the run's state: a worker
     that joins or resumes must not forget it.
     """
 
-    def __init__(self, mode: str, *, changed_code: Sequence[str] = ()) -> None:
+    def __init__(self, mode: str, *, caveats: Sequence[str] = ()) -> None:
         self._mode = mode
-        self.observed = {f"changed {what}"[:_MAX_NAME] for what in changed_code}
+        self.observed = {what[:_MAX_NAME] for what in caveats}
         self._agreed: set[str] = set()
 
     def __str__(self) -> str:

@@ -76,7 +76,7 @@ class Run(BaseRun):
         self._last_members: tuple[int, ...] = ()
         """The members of the newest iteration that was committed on this worker."""
         self._source = open_source(dataset, settings, num_turns=self._num_turns, position=lambda: self._position)
-        self._reproducibility = Reproducibility(settings.mode, changed_code=self.session.changed_code)
+        self._reproducibility = Reproducibility(settings.mode, caveats=self.session.caveats)
         self._schedule = self._open_schedule()
         parameters = list(model.parameters())
         self._gradients = gradients_of(self.optimizers, parameters)

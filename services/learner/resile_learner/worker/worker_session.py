@@ -76,7 +76,7 @@ class WorkerSession:
         self.storage = config.storage
         self.job = config.job
         self.packages = config.packages
-        self.changed_code = config.code.changed if config.code else ()
+        self.caveats = [f"changed {what}" for what in config.code.changed] if config.code else []
         self.known_probes = _probes_of(config)
         self.batches = config.batches
         self.failure: ResileError | None = None

@@ -127,7 +127,7 @@ class BodyRun(BaseRun):
             self._batches = DatasetBatches(dataset, plan_bodies(dataset, settings), settings, held=self._held_rows)
             self.num_shards = settings.num_shards or self.plan.num_shards
         self._open: BodyIteration | None = None
-        self._reproducibility = Reproducibility(settings.mode, changed_code=self.session.changed_code)
+        self._reproducibility = Reproducibility(settings.mode, caveats=self.session.caveats)
         self._determinism: Determinism | None = None
         self._schedule = BatchSchedule(
             self.plan.batch_size,
