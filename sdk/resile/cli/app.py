@@ -9,6 +9,7 @@ import typer.core
 from . import (
     administration,
     chaos,
+    check,
     dataset,
     host,
     jobs,
@@ -25,7 +26,7 @@ from . import (
 from .options import DEFAULT_HOME, Compat, Data, Mounts, Requirements, With, environment, naming_flags, required
 
 SECTIONS = {
-    "Train": ("run", "demo"),
+    "Train": ("run", "check", "demo"),
     "Jobs": ("submit", "jobs", "job", "wait", "top", "pause", "resume", "priority", "stop", "delete"),
     "What a job did": ("logs", "events", "trace", "model", "models", "output", "ledger", "usage"),
     "Pool": ("up", "host", "hosts", "drain", "page", "policy", "tenant", "dataset"),
@@ -235,7 +236,7 @@ def demo(
     return show(home=home, output=output, as_json=as_json)
 
 
-for group in (up, jobs, watch, trace, administration, results, models, publish, simulate, host):
+for group in (check, up, jobs, watch, trace, administration, results, models, publish, simulate, host):
     app.add_typer(group.app)
 app.add_typer(tenant.app, name="tenant")
 app.add_typer(dataset.app, name="dataset")

@@ -114,7 +114,7 @@ class Display:
                     self._screen.line(f"note: {_BEGIN_ANEW}")
             case TrainingCalled(ready=ready):
                 self._total = ready.iterations_total
-                self._screen.line(_training_call(ready))
+                self._screen.line(training_call(ready))
             case Rescaled():
                 self._screen.line(_rescaled(event))
             case Saved(checkpoint=checkpoint):
@@ -141,7 +141,8 @@ class Display:
         self._screen.progress(progress.iteration, total, "  ".join(parts))
 
 
-def _training_call(ready: Ready) -> str:
+def training_call(ready: Ready) -> str:
+    """What a script trains, in a line."""
     estimated = "" if ready.has_fixed_length else "about "
     iterations, epochs = count(ready.iterations_total, "iteration"), count(ready.epochs, "epoch")
     return (
