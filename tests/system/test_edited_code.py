@@ -7,7 +7,8 @@ from typing import Any
 
 import psutil
 import pytest
-from resile.pool.workers import workers_below
+
+from resile.pool.worker_processes import workers_below
 
 SCRIPT = """
 import sys
