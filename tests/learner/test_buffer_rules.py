@@ -9,11 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from resile.training import buffers
-from resile_learner.collectives.tree import fold_values, pieces, ranges
+from resile_learner.collectives.tree import Interval, fold_values, pieces, ranges
 from resile_learner.training.buffer_rules import Part
-from resile_learner.training.buffers import MAX_SENT_BYTES, Buffers, Deltas, UnknownRule
+from resile_learner.training.buffers import MAX_SENT_BYTES, Buffers, Deltas
 from resile_learner.training.digest import params_sha256 as buffers_sha256
 from resile_learner.training.slots import local_plan
+from resile_learner.training.watch.shard_values import UnknownRule
 from resile_shared.errors import UsageError
 
 ROWS = 24
@@ -29,7 +30,7 @@ class Changing(nn.Module):
     def __init__(self, value: Tensor, change: Callable[[Any, Tensor], object]) -> None:
         super().__init__()
         self.register_buffer("value", value.clone())
-        self.register_buffer("pointer", torch.tensor(5))
+        self.register_buffer("pointer", torch.tensor([5]))
         self._change = change
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -44,7 +45,10 @@ def by_shards(
     members = [copy.deepcopy(model) for _ in range(num_workers)]
     of_members = [Buffers(member, combines_alike=combines_alike) for member in members]
     held = ranges(num_shards, num_workers)
-    slots, headers, late, left = [], [], set(), []
+    slots: list[Interval] = []
+    headers: list[Deltas] = []
+    late: set[int] = set()
+    left = []
     for member, kept, mine in zip(members, of_members, held, strict=True):
         plan = local_plan(num_shards, mine)
         kept.begin_iteration(compares_values=True)
@@ -57,20 +61,20 @@ def by_shards(
         slots += pieces(num_shards, mine)
         headers += kept.changes(plan)
         late |= set(kept.late)
-        left += [kept.left] if mine.hi > mine.lo else []
-    of_members[0].check_left(left)
+        left += [kept.values.left] if mine.hi > mine.lo else []
+    of_members[0].values.check(left)
     first = of_members[0]
     total = fold_values(num_shards, slots, copy.deepcopy(headers), first.add)
     sums = [
         kept.late_sums(sorted(late), local_plan(num_shards, mine)) for kept, mine in zip(of_members, held, strict=True)
     ]
     for number, index in enumerate(sorted(late)):
-        partials: list[Deltas] = [{index: each} for mine in sums for each in mine.partials[number]]
+        partials: list[Deltas] = [{index: each} for late_sums in sums for each in late_sums.partials[number]]
         found = fold_values(num_shards, slots, partials, first.add)[index]
-        for mine in sums:
-            mine.changes[index].view(-1).copy_(found)
-    for kept, mine in zip(of_members, sums, strict=True):
-        kept.commit(copy.deepcopy(total) | mine.changes)
+        for late_sums in sums:
+            late_sums.changes[index].view(-1).copy_(found)
+    for kept, late_sums in zip(of_members, sums, strict=True):
+        kept.commit(copy.deepcopy(total) | late_sums.changes)
     for member in members[1:]:
         assert buffers_sha256(member) == buffers_sha256(members[0])
     return list(members[0].buffers())
@@ -153,7 +157,11 @@ def test_a_buffer_with_a_rule_is_that_of_the_batch_and_has_the_same_bits_on_any_
 
 
 def test_a_buffer_may_be_computed_from_others() -> None:
-    model = Changing(start(1, 2, 3), lambda model, given: (average_sums(model, given), model.twice.copy_(model.value)))
+    def change(model: Any, given: Tensor) -> None:
+        average_sums(model, given)
+        model.twice.copy_(2 * model.value)
+
+    model = Changing(start(1, 2, 3), change)
     model.register_buffer("twice", start(1, 2, 3))
     buffers(model, value=("sum", 0.9), twice=lambda module: 2 * module.value)
     value, _, twice = by_shards(model, rows(), 4, 2)

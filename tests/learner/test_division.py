@@ -975,7 +975,6 @@ class Shifted(Drifting):
         (twice, Drifting, 300, False, True),
         (twice, Drifting, None, True, True),
         (with_input_gradients, Shifted, 300, False, True),
-        (remembered, Remembering, None, False, True),
         (remembered, Remembering, None, False, False),
     ],
 )

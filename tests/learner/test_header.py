@@ -40,6 +40,13 @@ def test_a_header_survives_the_wire(indices: Indices) -> None:
         assert torch.equal(read.computed.partials[0].deltas[index], delta)
 
 
+def test_a_header_has_as_many_indices_as_an_iteration() -> None:
+    indices = np.random.default_rng(0).permutation(5_000_000)
+    content = RoundHeader(7, CheckpointHeader(), ComputedShards(indices=indices)).encode(generation=1)
+    assert 16 << 20 < len(content) < 21_000_000
+    assert np.array_equal(RoundHeader.decode(content, lambda _: torch.zeros(()))[1].computed.indices, indices)
+
+
 def test_a_header_of_an_idle_round_survives_the_wire() -> None:
     header = RoundHeader(7, CheckpointHeader())
     generation, read = RoundHeader.decode(header.encode(generation=1), lambda _: torch.zeros(()))

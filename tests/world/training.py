@@ -6,7 +6,7 @@ trained which iterations.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ from resile_learner.session import Session
 from resile_learner.state.facts import Facts
 from resile_learner.state.run import RunState
 from resile_learner.training.batch_schedule import BatchSchedule
-from resile_learner.training.buffers import Deltas, Left
+from resile_learner.training.buffers import Deltas
 from resile_learner.training.data.batches import Batch, BatchPlan
 from resile_learner.training.data.ledger import Ledger
 from resile_learner.training.header import ComputedShards, PartialSums, fold_leaves
@@ -28,6 +28,7 @@ from resile_learner.training.protocol import TrainingProtocol
 from resile_learner.training.reports import Result
 from resile_learner.training.rounds import Rounds
 from resile_learner.training.stragglers import Pace
+from resile_learner.training.watch.shard_values import ShardValues
 
 VALUE_BITS = 40
 """Of a shard's hash: sums of so many bits are exact in a double, in any order."""
@@ -328,8 +329,9 @@ class NoBuffers:
     def add(self, left: Deltas, right: Deltas) -> Deltas:
         return left
 
-    def check_left(self, left: Sequence[Mapping[int, Left]]) -> None:
-        assert not any(left)
+    @property
+    def values(self) -> ShardValues:
+        return ShardValues((), (), ())
 
 
 _NONE = np.empty(0, dtype=np.int64)

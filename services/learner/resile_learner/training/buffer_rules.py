@@ -65,16 +65,20 @@ class Rule(NamedTuple):
         return self.kind in MAXIMA
 
     def like(self, buffer: Tensor) -> Tensor:
-        """An encoded change of ``buffer`` that changes nothing."""
+        """An encoded change of ``buffer`` that changes nothing, in the memory of one element."""
         if self.derive:
             return torch.empty(0, device=buffer.device)
-        if self.is_maximum:
-            ordered = _ordered(buffer, is_minimum=False)
-            return torch.full_like(ordered, torch.iinfo(ordered.dtype).min, memory_format=torch.contiguous_format)
+        shape, dtype, neutral = buffer.shape, buffer.dtype, -0.0 if buffer.is_floating_point() else 0
         if self.kind in _PLACED:
-            return torch.zeros_like(_bits(buffer), memory_format=torch.contiguous_format)
-        neutral = -0.0 if buffer.is_floating_point() else 0
-        return torch.full_like(buffer, neutral, memory_format=torch.contiguous_format)
+            size = buffer.element_size() // (2 if buffer.is_complex() else 1)
+            shape, dtype, neutral = torch.Size([*shape, 2]) if buffer.is_complex() else shape, _BITS[size], 0
+        elif self.is_maximum:
+            is_itself = _is_integer(buffer)
+            dtype = dtype if is_itself else _BITS[buffer.element_size()]
+            neutral = torch.iinfo(dtype).min
+        if buffer.numel() == 1:  # strides of 0 would be kept where they mean nothing
+            return torch.full(shape, neutral, dtype=dtype, device=buffer.device)
+        return torch.full((), neutral, dtype=dtype, device=buffer.device).expand(shape)
 
     def change(self, now: Tensor, committed: Tensor, part: Part) -> Tensor:
         """Encode what a shard has changed; not of slots that are filled one after the other, see `Queue`."""

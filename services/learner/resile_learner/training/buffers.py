@@ -14,7 +14,7 @@ at some iterations, and in the first one in which this worker computes a shard: 
 compared after every shard from then on.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -26,41 +26,24 @@ from resile_shared.errors import UsageError
 from ..state.memory import is_expanded
 from ..state.run import registered_buffers
 from .buffer_rules import (
-    KINDS,
     Part,
     Queue,
     Rule,
     add_changes,
     declaration,
     declared_rule,
-    filled_slots,
-    is_pointer,
     known_rule,
     queues,
     weighted_changes,
-    with_pointers,
 )
-from .digest import RollingDigest, bits_of
+from .digest import RollingDigest
 from .slots import LeafStep, LocalPlan, Slots
+from .watch.shard_values import ShardValues
 
 Deltas = dict[int, Tensor]
 """Encoded changes, by the numbers of the buffers. Those in a header are on the CPU."""
-Left = tuple[int | None, str]
-"""A digest of what all shards have left in a buffer, None if they differ, and the rule that would suit it."""
 MAX_SENT_BYTES = 1 << 18
 """The maximum size of all changes in a header, for each subtree of shards."""
-
-
-class UnknownRule(UsageError):
-    """Shards leave different values in a buffer, and nobody has said how these combine."""
-
-    def __init__(self, rules: Mapping[str, str]) -> None:
-        names = ", ".join(rules)
-        super().__init__(
-            f"shards of the batch change the buffer {names} each by its own samples, and it is not known what that "
-            f"makes for all of them: declare it before the training call, as in `{declaration(rules)}`. The rules are "
-            f"{', '.join(KINDS)}, or a function of the module; they are documented at resile.training.buffers"
-        )
 
 
 class Buffers:
@@ -97,8 +80,7 @@ class Buffers:
         self._is_late = self._find_late()
         self._slots_of_others: dict[int, Deltas] = {}
         """The changes to other buffers, added up so far, by the slots of the plan."""
-        self._left_by_shards: dict[int, Left] = {}
-        self._num_collected = 0
+        self.values = ShardValues(self._names, self._committed, [rule.is_assumed for rule in self.rules])
         self._compares_values = False
         self._has_collected = False
         """Whether this worker has computed a shard."""
@@ -153,9 +135,8 @@ class Buffers:
         """Begin an iteration in which this worker folds its shards by ``plan``."""
         self._slots.reserve(plan)
         self._slots_of_others.clear()
-        self._left_by_shards.clear()
         self._expected.clear()
-        self._num_collected = 0
+        self.values.begin()
 
     def partials(self, plan: LocalPlan) -> list[list[Tensor]]:
         """[bucket][piece]: flat tensors with this worker's partial sums of running statistics, after its last shard."""
@@ -197,7 +178,7 @@ class Buffers:
         changed = [index for index in self._others if self._has_changed(index)]
         self._touched.update(changed)
         if step:
-            self._note_left(changed, part)
+            self.values.note(changed, self._now, num_rows=part.stop - part.start)
             self._fold_others(step, self._changes(changed, part))
 
     def _changes(self, changed: Sequence[int], part: Part) -> Deltas:
@@ -219,7 +200,7 @@ class Buffers:
         filled = queue.num_filled(self._now(pointer), self._committed[pointer], has_changed=has_changed)
         offset = queue.offset(part, filled, name)
         self._expected[pointer] = filled * part.num_rows // max(part.stop - part.start, 1)
-        found = {pointer: torch.full_like(self._like[pointer], filled)}
+        found = {pointer: torch.full_like(self._committed[pointer], filled)}
         for index in queue.slots:
             now, committed = self._now(index), self._committed[index]
             found[index] = queue.change(
@@ -239,22 +220,6 @@ class Buffers:
             left[index] = add_changes(self.rules[index], left[index], change) if index in left else change
         return left
 
-    def _note_left(self, changed: Sequence[int], part: Part) -> None:
-        """Note what a shard leaves in buffers without a rule."""
-        for index in self._left_by_shards.keys() | changed:
-            if not self.rules[index].is_assumed:
-                continue
-            now, committed = self._now(index), self._committed[index]
-            digest, unlike = int(bits_of(now)), int(bits_of(committed))
-            before, proposed = self._left_by_shards.get(index, (unlike if self._num_collected else digest, ""))
-            counts = _counts(now, committed, part.stop - part.start)
-            self._left_by_shards[index] = (
-                digest if digest == before and not counts else None,
-                proposed
-                or ("sum" if counts else _proposed(self._names[index], now, committed, part.stop - part.start)),
-            )
-        self._num_collected += 1
-
     def changes(self, plan: LocalPlan) -> list[Deltas]:
         """[piece]: this worker's changes to buffers that travel in headers, after its last shard."""
         return [
@@ -268,11 +233,6 @@ class Buffers:
         return sorted({index for each in self._slots_of_others.values() for index in each if self._is_late[index]})
 
     @property
-    def left(self) -> dict[int, Left]:
-        """What this worker's shards have left in buffers without a rule, if any has changed them."""
-        return dict(self._left_by_shards)
-
-    @property
     def declared(self) -> dict[str, tuple[nn.Module, str]]:
         """Buffers that a script has declared to be other in the batch than in any shard: their modules and keys."""
         return {
@@ -282,26 +242,17 @@ class Buffers:
         }
 
     def late_sums(self, late: Sequence[int], plan: LocalPlan) -> "LateSums":
-        """What a round takes that combines the changes to the buffers ``late``."""
+        """What a round takes that combines the changes to the buffers ``late``: on their device, if they have one."""
+        devices = {self._like[index].device for index in late}
+        device = devices.pop() if len(devices) == 1 else torch.device("cpu")
         partials = []
         for index in late:
             changes = [self._slots_of_others[slot].get(index) for slot in plan.piece_slots]
-            partials.append([(self._like[index].clone() if each is None else each).reshape(-1) for each in changes])
-        sums = [torch.empty_like(self._like[index]) for index in late]
+            given = [self._like[index].clone() if each is None else each for each in changes]
+            partials.append([each.reshape(-1).to(device) for each in given])
+        sums = [self._like[index].to(device).contiguous().clone() for index in late]
         maxima = frozenset(number for number, index in enumerate(late) if self.rules[index].is_maximum)
         return LateSums(partials, [each.view(-1) for each in sums], maxima, dict(zip(late, sums, strict=True)))
-
-    def check_left(self, left: Sequence[Mapping[int, Left]]) -> None:
-        """Compare what the shards of the members that have any have left. Raises UnknownRule."""
-        found = {}
-        for index in sorted({index for each in left for index in each}):
-            unchanged: Left = int(bits_of(self._committed[index])), ""
-            given = [each.get(index, unchanged) for each in left]
-            if len({digest for digest, _ in given}) > 1 or given[0][0] is None:
-                found[self._names[index]] = next(proposed for _, proposed in given if proposed)
-        if found:
-            pointers = {name for name, each in zip(self._names, self._committed, strict=True) if is_pointer(each)}
-            raise UnknownRule(with_pointers(found, pointers))
 
     def _has_changed(self, index: int) -> bool:
         if self._is_cache(index):
@@ -459,34 +410,6 @@ def _are_same(left: Tensor, right: Tensor) -> bool:
     if left.is_floating_point() and left.element_size() == 1:
         left, right = left.view(torch.uint8), right.view(torch.uint8)
     return torch.equal(left, right) or bool(((left == right) | ((left != left) & (right != right))).all())
-
-
-def _counts(now: Tensor, committed: Tensor, num_rows: int) -> bool:
-    """Whether a buffer has changed by a multiple of the rows of a shard, as one that counts samples."""
-    if num_rows < 2 or now.dtype is torch.bool or now.is_complex() or now.element_size() == 1:
-        return False
-    changes = now.double() - committed.double()
-    return bool((changes.nan_to_num(0.5).remainder(num_rows) == 0).all()) and bool(changes.any())
-
-
-def _proposed(name: str, now: Tensor, committed: Tensor, num_rows: int) -> str:
-    """The rule that may suit a buffer without one, by what one shard has changed."""
-    if now.dtype is torch.bool:
-        return "any"
-    if now.is_complex():
-        return "last"
-    changes = now.double() - committed.double()
-    if changes.isfinite().all() and bool((changes == changes.round()).all()):
-        return "sum"
-    filled = filled_slots(now, committed) if now.dim() else changes.new_empty(0)
-    is_contiguous = len(filled) > 0 and int(filled[-1] - filled[0]) + 1 == len(filled) < max(now.shape)
-    if is_contiguous and len(filled) % max(num_rows, 1) == 0:
-        return "concat"
-    keeps = bool((changes == 0).any()) or not changes.isfinite().all()
-    for kind, signs in (("max", changes >= 0), ("min", changes <= 0)):
-        if (keeps or kind in name.rpartition(".")[2]) and bool(signs.all()):
-            return kind
-    return "mean"
 
 
 class LateSums(NamedTuple):

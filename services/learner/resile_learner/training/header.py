@@ -13,10 +13,11 @@ from torch import Tensor
 from ..checkpoint.header import CheckpointHeader
 from ..collectives.tree import Interval, children, fold_values
 from ..state.memory import joined_bytes
-from .buffers import Deltas, Left
+from .buffers import Deltas
 from .data.batches import Indices
 from .stragglers import Pace
 from .watch.repeatability import ShardFingerprint
+from .watch.shard_values import Left
 
 _LENGTH = struct.Struct("<I")
 NO_INDICES: Indices = np.empty(0, dtype=np.int64)

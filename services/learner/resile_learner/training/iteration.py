@@ -413,7 +413,7 @@ class Iteration:
                 self._pace(),
                 operations,
                 self._first_shard,
-                self._buffers.left,
+                self._buffers.values.left,
                 self._buffers.late,
             )
             header = replace(self._header, computed=computed)
@@ -457,7 +457,7 @@ class Iteration:
         headers = [
             replace(newer, computed=older.computed) for newer, older in zip(second.headers, first.headers, strict=True)
         ]
-        return replace(second, headers=headers, totals=first.totals), late.changes
+        return replace(first, tag=second.tag, headers=headers, named=second.named, raw=second.raw), late.changes
 
     def _pace(self) -> Pace:
         data, compute, callback = self._phases.take_seconds(("data", "compute", "callback"))

@@ -11,10 +11,11 @@ from ..collectives.spec import Abandoned, OtherRound, RoundSpec, Tag
 from ..collectives.tree import Interval, pieces, ranges
 from ..session import Session
 from ..state.facts import MembersDiffer, check_members_agree, minority, without_parts
-from .buffers import Buffers, UnknownRule
+from .buffers import Buffers
 from .header import ComputedShards, RoundHeader, Totals
 from .metric_names import find_partial_metric
 from .watch.repeatability import check_fingerprints
+from .watch.shard_values import UnknownRule
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,7 @@ class Round:
             raise MembersDiffer(partial)
         fingerprints = [header.computed.first_shard for header in headers]
         check_fingerprints(fingerprints, self._spec.members, has_same_bits=has_same_bits)
-        self._buffers.check_left([header.computed.left for header in headers if header.computed.partials])
+        self._buffers.values.check([header.computed.left for header in headers if header.computed.partials])
         _, who = minority([header.digest for header in headers], self._spec.members)
         if who:
             raise MembersDiffer(

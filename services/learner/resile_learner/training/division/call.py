@@ -156,7 +156,9 @@ class Call:
         rows = self._sent.pieces(range(*held), at_most=self._at_most())
         buffers = run.buffers
         self._folded = held
-        return ComputedShards(partials, first_shard=self._first_shard, left=buffers.left, late=buffers.late, rows=rows)
+        return ComputedShards(
+            partials, first_shard=self._first_shard, left=buffers.values.left, late=buffers.late, rows=rows
+        )
 
     def _exchange_late(self, late: Sequence[int]) -> Deltas:
         """Combine the changes to buffers that are too large for a header, in a round of their own."""
