@@ -30,6 +30,9 @@ class KerasModule(nn.Module):
     for each row of a batch.
     """
 
+    is_random = True
+    """Layers may draw random numbers, and BatchNormalization has batch statistics, in training mode."""
+
     def __init__(self, model: keras.Model, *, holds: Sequence[Any] = ()) -> None:
         super().__init__()
         layers = model._flatten_layers()

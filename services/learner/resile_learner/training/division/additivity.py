@@ -29,7 +29,7 @@ def differences(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
     cut = Cut(rows.stop - rows.start, 2)
     halves = [slice(rows.start + half.start, rows.start + half.stop) for half in map(cut.rows, range(2))]
     everything = list(model.modules())
-    for silenced in ([each for each in everything if isinstance(each, _RANDOM)], everything):
+    for silenced in ([each for each in everything if _is_random(each)], everything):
         try:
             with _evaluating(silenced):
                 whole, again = compute(rows, 0), compute(rows, 1)
@@ -50,6 +50,11 @@ def differences(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
                 found[kind] = kind.format(size=float((output - joined).detach().abs().max()), most=float(most))
         return list(found.values())
     return []
+
+
+def _is_random(module: nn.Module) -> bool:
+    """Whether a module draws random numbers or has batch statistics; ``is_random`` says so of one of an adapter."""
+    return isinstance(module, _RANDOM) or getattr(module, "is_random", False)
 
 
 def counted(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
