@@ -15,6 +15,10 @@ _DATASET = (
     "loaded a different dataset than {others}",
     "Make sure that the script reads the same data in every worker and on every host",
 )
+_OWN_VALUES = (
+    ": probably the body of the loop uses the time, the process id, or an iterator or random generator of its own"
+)
+_EQUAL_VALUES = ' (docs/division.md, "What is compared"), such as the batch, loader.iteration and the global generators'
 _EXPLAINED = {
     "samples": (_DATASET[0] + ": {value} samples instead of {expected}", _DATASET[1]),
     "dataset": _DATASET,
@@ -28,15 +32,16 @@ _EXPLAINED = {
         "or the machine",
     ),
     "optimizer_options": (
-        "{has} another learning rate (or another option of the optimizer) than {others} in the same iteration",
+        "{has} another learning rate (or another option of the optimizer) than {others} in the same iteration: "
+        "probably the script counts its own batches",
         "Set it by what is equal on all workers, such as loader.iteration or loader.loss, and not by a counter of "
         "batches or by the loss of one batch",
     ),
     "schedules": (
-        "{has} a learning-rate schedule in another state than {others} before the same iteration",
-        "Step it on all workers alike, ReduceLROnPlateau by the score of a whole validation or by loader.loss, and not "
-        "by an average of the losses of this worker's batches; what the script adds up over an epoch belongs into "
-        "state={...} of the training call, for workers that join",
+        "{has} a learning-rate schedule in another state than {others} before the same iteration: probably it is "
+        "stepped by an average of the losses of a worker's own batches",
+        "Step it on all workers alike, ReduceLROnPlateau by the score of a whole validation or by loader.loss; what "
+        "the script adds up over an epoch belongs into state={...} of the training call, for workers that join",
     ),
     "buffers": (
         "{has} other buffers of the model than {others} before the same iteration",
@@ -53,22 +58,16 @@ _EXPLAINED = {
         "Change parameters by the optimizer, and buffers in the model's forward() or by what is equal on all workers",
     ),
     "inputs": (
-        "called the model with other inputs than {others}",
-        "Compute them by what is equal on all workers: the batch, the parameters, loader.iteration, the global random "
-        "generators, variables of the loop that are numbers, text, small tensors or collections of these, and parts of "
-        "state={...} of the training call; not by an iterator or a random generator of its own, which a worker that "
-        "joins begins anew, or by the time",
+        "called the model with other inputs than {others}" + _OWN_VALUES,
+        "Compute them by what is equal on all workers" + _EQUAL_VALUES,
     ),
     "other_outputs": (
         "called the model, which returned {value} beside tensors, and {expected} for {others}",
         "Return numbers as tensors, as in loss.detach() instead of loss.item()",
     ),
     "output_gradients": (
-        "computed another loss from the model's outputs than {others}",
-        "Compute it by what is equal on all workers: the outputs, the batch, the parameters, loader.iteration, the "
-        "global random generators, variables of the loop that are numbers, text, small tensors or collections of "
-        "these, and parts of state={...} of the training call; not by an iterator or a random generator of its own, "
-        "which a worker that joins begins anew, or by the time",
+        "computed another loss from the model's outputs than {others}" + _OWN_VALUES,
+        "Compute it by what is equal on all workers" + _EQUAL_VALUES,
     ),
     "evaluations": (
         "evaluated the closure of the optimizer's step less or more often than {others}",
@@ -96,10 +95,10 @@ _EXPLAINED = {
 PART = "state."
 """Prefix of the names of facts about parts of the script's own state."""
 _OF_PART = (
-    '{has} another "{name}" (a part of state={{...}}) than {others} at the same iteration',
+    '{has} another "{name}" (a part of state={{...}}) than {others} at the same iteration: probably it depends on the '
+    "losses of a worker's own batches or on the time, or its load_state_dict() leaves out a part of its state_dict()",
     "Change it by what is equal on all workers, such as loader.loss, iteration.loss or the score of a whole "
-    "validation, and not by the losses of this worker's batches; keep what belongs to one worker, such as a time, in a "
-    "variable of the script; and let its load_state_dict() take over all that its state_dict() returns",
+    "validation, and keep what belongs to one worker, such as a time, in a variable of the script",
 )
 _SETTING = (
     "{has} another `{name}` than {others}: {value} instead of {expected}",
