@@ -70,12 +70,10 @@ def test_a_persistent_buffer_that_a_forward_pass_creates_is_refused() -> None:
 class Pruned(nn.Module):
     """A layer that is pruned in its third batch."""
 
-    def __init__(self, *, is_prepared: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 2)
         self.num_batches = 0
-        if is_prepared:
-            prune.identity(self.layer, "weight")
 
     def forward(self, inputs: Tensor) -> Tensor:
         self.num_batches += 1
@@ -85,9 +83,9 @@ class Pruned(nn.Module):
         return output
 
 
-def test_a_layer_that_is_pruned_while_it_trains_has_its_mask_before() -> None:
+def test_a_layer_that_is_pruned_while_it_trains_is_named() -> None:
     with pytest.raises(UsageError, match=r"the layer 0\.layer was pruned .*`torch.nn.utils.prune.identity\(layer, 'we"):
-        train(Pruned(is_prepared=False))
+        train(Pruned())
 
 
 def test_a_persistent_buffer_that_a_forward_pass_replaces_by_a_longer_one_is_refused() -> None:

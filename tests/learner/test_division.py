@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from torch.utils.data import DataLoader, TensorDataset
 
 from resile.training import prepare, undivided
@@ -1590,6 +1591,47 @@ def without_steps(model: Any, optimizer: Any, place: Any, batch: Any, printed: l
 def test_gradient_surgery_and_steps_within_a_backward_pass_train_as_in_plain_pytorch() -> None:
     check_like_plain(gradient_surgery)
     check_like_plain(without_steps, stepped_in_hooks)
+
+
+def pruned(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    if place[0] == 3:
+        prune.l1_unstructured(model[0], "weight", amount=0.3)
+    usual(model, optimizer, place, batch, printed)
+
+
+def with_mask() -> nn.Module:
+    model: Any = perceptron()
+    prune.identity(model[0], "weight")
+    return model
+
+
+@pytest.mark.parametrize("make", [perceptron, with_mask])
+def test_a_layer_may_be_pruned_while_it_trains(make: Callable[[], nn.Module]) -> None:
+    check_like_plain(pruned, make)
+
+
+def two_steps(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    """A step of SAM, as written: with the gradients where the first ones point to."""
+    inputs, targets = batch
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(inputs), targets)
+    loss.backward()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with torch.no_grad():
+        norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
+        for parameter in model.parameters():
+            parameter.add_(parameter.grad, alpha=0.05 / float(norm))
+    optimizer.zero_grad()
+    F.cross_entropy(model(inputs), targets).backward()
+    with torch.no_grad():
+        for parameter, earlier in zip(model.parameters(), before, strict=True):
+            parameter.copy_(earlier)
+    optimizer.step()
+    printed.append(loss.item())
+
+
+def test_an_optimizer_in_two_steps_has_the_gradients_of_the_whole_batch() -> None:
+    check_like_plain(two_steps)
 
 
 def test_a_hook_of_a_layer_is_named(capsys: pytest.CaptureFixture[str]) -> None:
