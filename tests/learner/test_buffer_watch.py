@@ -5,6 +5,7 @@ from contextvars import Context
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import prune
 from torch.utils.data import TensorDataset
 
 from resile.training import ElasticLoop
@@ -64,6 +65,27 @@ def train(module: nn.Module) -> None:
 def test_a_persistent_buffer_that_a_forward_pass_creates_is_refused() -> None:
     with pytest.raises(UsageError, match=r"the buffer 0\.average got a value after the training call began"):
         train(Averaging(None, persistent=True))
+
+
+class Pruned(nn.Module):
+    """A layer that is pruned in its third batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.num_batches = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.num_batches += 1
+        if self.num_batches == 3:
+            prune.l1_unstructured(self.layer, "weight", amount=0.5)
+        output: Tensor = self.layer(inputs)
+        return output
+
+
+def test_a_layer_that_is_pruned_while_it_trains_is_named() -> None:
+    with pytest.raises(UsageError, match=r"the layer 0\.layer was pruned .*`torch.nn.utils.prune.identity\(layer, 'we"):
+        train(Pruned())
 
 
 def test_a_persistent_buffer_that_a_forward_pass_replaces_by_a_longer_one_is_refused() -> None:

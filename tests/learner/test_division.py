@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 from torch.utils.data import DataLoader, TensorDataset
 
 from resile.training import buffers, prepare, undivided
@@ -1597,6 +1598,125 @@ def test_a_model_whose_output_is_too_large_to_be_sent_for_each_batch_is_computed
     monkeypatch.setattr(call, "MAX_OUTPUT_BYTES", 0)
     check_like_plain(usual)
     assert capsys.readouterr().err.count("all workers would receive it: each computes the model in full") == 2
+
+
+class Renormalized(nn.Module):
+    """Its forward pass scales the rows of a table that it uses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table = nn.Embedding(16, 8, max_norm=0.5)
+        self.last = nn.Linear(8, 10)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        outputs: Tensor = self.last(self.table((inputs[:, 0].abs() * 8).long().clamp(max=15)))
+        return outputs
+
+
+def test_a_model_that_changes_its_parameters_when_it_is_called_is_computed_in_full(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check_like_plain(usual, Renormalized)
+    assert "changes its parameters in place when it is called" in capsys.readouterr().err
+
+
+def adapted(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    """A step with a gradient of a gradient, through weights that the model has for one call alone."""
+    optimizer.zero_grad()
+    inputs, targets = batch
+    with undivided():
+        inner = F.cross_entropy(model(inputs[::2]), targets[::2])
+    gradients = torch.autograd.grad(inner, list(model.parameters()), create_graph=True)
+    fast = {name: own - 0.1 * each for (name, own), each in zip(model.named_parameters(), gradients, strict=True)}
+    loss = F.cross_entropy(torch.func.functional_call(model, fast, (inputs,)), targets)
+    loss.backward()
+    optimizer.step()
+    printed.append(loss.item())
+
+
+def test_a_call_with_other_parameters_than_the_models_is_computed_in_full(capsys: pytest.CaptureFixture[str]) -> None:
+    check_like_plain(adapted)
+    assert capsys.readouterr().err.count("called with other parameters than its own") == 2, "once in each run"
+
+
+def gradient_surgery(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    """Gradients of two losses, of which one loses what points against the other."""
+    inputs, targets = batch
+    with undivided():
+        outputs = model(inputs)
+    losses = [F.cross_entropy(outputs, targets), outputs.square().mean()]
+    each = [torch.autograd.grad(loss, list(model.parameters()), retain_graph=True) for loss in losses]
+    for parameter, one, other in zip(model.parameters(), *each, strict=True):
+        product = (one * other).sum()
+        parameter.grad = one + other - product.clamp(max=0.0) / other.square().sum() * other
+    optimizer.step()
+    printed.append(losses[0].item())
+
+
+def stepped_in_hooks() -> nn.Module:
+    """Each parameter has an optimizer, which steps as soon as the gradient is there."""
+    model = perceptron()
+    for parameter in model.parameters():
+        own = torch.optim.SGD([parameter], lr=0.1)
+
+        def step(parameter: Tensor, own: torch.optim.Optimizer = own) -> None:
+            own.step()
+            own.zero_grad()
+
+        parameter.register_post_accumulate_grad_hook(step)
+    return model
+
+
+def without_steps(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    loss = F.cross_entropy(model(batch[0]), batch[1])
+    loss.backward()
+    printed.append(loss.item())
+
+
+def test_gradient_surgery_and_steps_within_a_backward_pass_train_as_in_plain_pytorch() -> None:
+    check_like_plain(gradient_surgery)
+    check_like_plain(without_steps, stepped_in_hooks)
+
+
+def pruned(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    if place[0] == 3:
+        prune.l1_unstructured(model[0], "weight", amount=0.3)
+    usual(model, optimizer, place, batch, printed)
+
+
+def with_mask() -> nn.Module:
+    model: Any = perceptron()
+    prune.identity(model[0], "weight")
+    return model
+
+
+@pytest.mark.parametrize("make", [perceptron, with_mask])
+def test_a_layer_may_be_pruned_while_it_trains(make: Callable[[], nn.Module]) -> None:
+    check_like_plain(pruned, make)
+
+
+def two_steps(model: Any, optimizer: Any, place: Any, batch: Any, printed: list[float]) -> None:
+    """A step of SAM, as written: with the gradients where the first ones point to."""
+    inputs, targets = batch
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(inputs), targets)
+    loss.backward()
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    with torch.no_grad():
+        norm = torch.stack([parameter.grad.norm() for parameter in model.parameters()]).norm()
+        for parameter in model.parameters():
+            parameter.add_(parameter.grad, alpha=0.05 / float(norm))
+    optimizer.zero_grad()
+    F.cross_entropy(model(inputs), targets).backward()
+    with torch.no_grad():
+        for parameter, earlier in zip(model.parameters(), before, strict=True):
+            parameter.copy_(earlier)
+    optimizer.step()
+    printed.append(loss.item())
+
+
+def test_an_optimizer_in_two_steps_has_the_gradients_of_the_whole_batch() -> None:
+    check_like_plain(two_steps)
 
 
 def test_a_hook_of_a_layer_is_named(capsys: pytest.CaptureFixture[str]) -> None:

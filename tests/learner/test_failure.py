@@ -93,6 +93,12 @@ def test_gradients_that_are_not_there_yet_are_told_with_the_remedy_of_the_loop()
     assert "come later" not in raised(CONFIG, caught.value, loop=Loop()).message
 
 
+def test_an_error_that_has_nothing_to_do_with_gradients_has_no_such_remedy() -> None:
+    with pytest.raises(KeyError) as caught:
+        {}["clip_grad_norm"]
+    assert "come later" not in raised(CONFIG, caught.value, loop=Loop()).message
+
+
 def test_files_that_several_workers_write_are_told_with_the_remedy(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as missing:
         (tmp_path / "new.pt").replace(tmp_path / "last.pt")

@@ -18,6 +18,7 @@ from torch.nn.utils import clip_grad_value_
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn, update_bn
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, TensorDataset, WeightedRandomSampler
 
+from resile import training
 from resile.training import Callback, ElasticLoader, ElasticLoop, ElasticModel, Iteration, seed
 from resile_learner.hints import hint_about_gradients
 from resile_learner.messages import Ready
@@ -208,8 +209,8 @@ def wrong(loader: ElasticLoader, model: nn.Module, optimizer: Any, mistake: str)
     ("mistake", "complaint"),
     [
         ("no loop", "an epoch ended without a loop over the loader"),
-        ("skips", r"a batch ended without loss.backward\(\)"),
-        ("twice", r"backward\(\) was called twice for a batch"),
+        ("skips", r"a batch ended without loss.backward\(\).*torch.autograd.grad .*resile.training.undivided\(\)"),
+        ("twice", r"backward\(\) was called twice for a batch.*such as SAM, use prepare\(\) without body=.shard"),
         ("closure", r"optimizer.step\(closure\) was called outside of a batch, twice in a batch, or after"),
         ("accumulates", r"an iteration ended without optimizer.step\(\).*accumulate=... of prepare"),
         ("steps twice", "called 2 times in one iteration"),
@@ -487,6 +488,69 @@ def test_what_cannot_work_is_refused_when_it_is_prepared(loader: Any, options: d
     model = nn.Linear(4, 2)
     with pytest.raises(UsageError, match=complaint):
         alone(lambda: prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), loader, **options))
+
+
+class Noam:
+    """A schedule that steps the optimizer that it holds."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self) -> None:
+        self.optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optimizer.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.optimizer.load_state_dict(state_dict)
+
+
+@pytest.mark.parametrize(
+    "train",
+    [
+        lambda model, optimizer, dataset: prepare(model, optimizer, DataLoader(dataset, batch_size=4)),
+        lambda model, optimizer, dataset: training.prepare(model, optimizer, DataLoader(dataset, batch_size=4)),
+        lambda model, optimizer, dataset: ElasticLoop(model, optimizer, dataset, batch_size=4),
+    ],
+)
+def test_a_wrapper_of_an_optimizer_is_refused_with_what_to_pass(train: Callable[..., object]) -> None:
+    model = nn.Linear(4, 2)
+    with pytest.raises(UsageError, match=r"a Noam as optimizer, which has no param_groups: pass optimizer.optimizer"):
+        alone(lambda: train(model, Noam(torch.optim.SGD(model.parameters())), data()))
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_step_within_the_backward_pass_of_a_shard_is_refused(is_given: bool) -> None:
+    model = nn.Linear(4, 2)
+    each = [torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()]
+    for parameter, own in zip(model.parameters(), each, strict=True):
+        parameter.register_post_accumulate_grad_hook(lambda _, own=own: own.step())  # type: ignore[misc]
+    given = each if is_given else [torch.optim.SGD(model.parameters(), lr=0.1)]
+
+    def run() -> None:
+        _, _, loader = prepare(model, given, DataLoader(data(32), batch_size=16), num_shards=4)
+        for _ in loader.epochs(1):
+            for inputs, targets in loader:
+                F.cross_entropy(model(inputs), targets).backward()
+
+    with pytest.raises(UsageError, match=r"stepped within backward\(\), as by a hook .*without body=.shard"):
+        alone(run)
+
+
+def test_a_layer_that_scales_its_rows_in_each_shard_is_named() -> None:
+    model = nn.Sequential(nn.Embedding(4, 4, max_norm=0.1), nn.Linear(4, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def run() -> None:
+        _, _, loader = prepare(model, optimizer, DataLoader(data(32), batch_size=16), num_shards=4)
+        for _ in loader.epochs(1):
+            for _, targets in loader:
+                F.cross_entropy(model(targets), targets).backward()
+                optimizer.step()
+
+    with pytest.raises(UsageError, match="the layer 0 has max_norm, by which its forward pass scales rows"):
+        alone(run)
 
 
 def test_stop_ends_the_run_with_the_iteration() -> None:

@@ -571,6 +571,15 @@ def ordinary() -> str:
     return result
 
 
+def test_a_keras_model_or_optimizer_that_is_given_to_prepare_is_refused_with_what_to_give() -> None:
+    model, data = convolutions()
+    loader = DataLoader(TensorDataset(torch.tensor(data.x), torch.tensor(data.y)), batch_size=32)
+    with pytest.raises(UsageError, match=r"a Keras model .*`module = resile.integrations.keras.KerasModule\(model\)`"):
+        Context().run(prepare, model, torch.optim.Adam(model.parameters()), loader)
+    with pytest.raises(UsageError, match=r"Keras' Adam as optimizer: use an optimizer of torch.optim"):
+        Context().run(prepare, KerasModule(model), keras.optimizers.Adam(), loader)
+
+
 def test_an_ordinary_loop_over_a_keras_model_works_with_prepare(capsys: pytest.CaptureFixture[str]) -> None:
     ahead = AtBoundaries()
 

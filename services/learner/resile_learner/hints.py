@@ -11,6 +11,8 @@ _NO_SHARED_MEMORY = re.compile(
     r"out of shared memory|unable to (allocate|open) shared memory|unable to (write|resize|mmap).*/torch_"
 )
 _USES_GRADIENTS = re.compile(r"\.grad\b|\bgrads\b|grad_norm|clip_grad")
+_LACKS_VALUES = re.compile(r"None|empty|division by zero|out of range")
+"""What errors say where a gradient is None, or where a list of those that are not None is empty."""
 
 
 class GradientState(Protocol):
@@ -24,7 +26,8 @@ class GradientState(Protocol):
 def hint_about_gradients(error: BaseException, loop: GradientState) -> str:
     """A remedy for ``error``, which ended a script that trains with ``loop``, or an empty string."""
     lines = [frame.line or "" for frame in traceback.extract_tb(error.__traceback__)]
-    return loop.missing_gradients if any(map(_USES_GRADIENTS.search, lines)) else ""
+    uses_gradients = any(map(_USES_GRADIENTS.search, lines)) and _LACKS_VALUES.search(str(error))
+    return loop.missing_gradients if uses_gradients else ""
 
 
 def hint_about_shared_memory(error: BaseException, folder: Path = _SHARED_MEMORY) -> str:

@@ -31,6 +31,7 @@ from .run import Run
 from .seeds import mix, seed_all
 from .settings import TrainingSettings
 from .watch.losses import check_not_divided
+from .watch.optimizer_watch import WITHOUT_SHARDS, SteppedWithinBackward, is_within_backward
 
 _OUTSIDE = (
     "the prepared loader was used outside of loader.epochs(): write `for epoch in loader.epochs(10):` around the loop "
@@ -45,6 +46,11 @@ _SECOND_PASS = (
     "longer, name more epochs in loader.epochs()"
 )
 _COMPLETE = f"the prepared loader was used after training was complete, when it has no more batches. {_ANOTHER}"
+
+_TWICE = (
+    f"For an optimizer that needs gradients twice, such as SAM, {WITHOUT_SHARDS}, or let it evaluate the closure of "
+    "`optimizer.step(closure)` for each of them"
+)
 
 
 class ElasticLoader:
@@ -236,7 +242,7 @@ class ElasticLoader:
             return ""
         return (
             "a prepared loop has gradients once an iteration, after the backward pass of its last batch: write "
-            "`if loader.sync_gradients:` before the lines that use them"
+            f"`if loader.sync_gradients:` before the lines that use them. {_TWICE}"
         )
 
     @property
@@ -312,6 +318,8 @@ class ElasticLoader:
         """Whether a step of optimizer number ``turn`` acts now. Raises UsageError if it comes before its loss."""
         if self._iteration is None:
             return False
+        if is_within_backward():
+            raise self.remember(SteppedWithinBackward())
         if len(self._optimizers) > 1 and not self._is_between_epochs and self._num_losses != turn + 1:
             raise self.remember(
                 UsageError(
@@ -430,7 +438,9 @@ class ElasticLoader:
             if not self._num_losses:
                 raise UsageError(
                     "a batch ended without loss.backward(): every batch of a prepared loader counts; call it once for "
-                    "each, with a loss of `0 * loss` for a batch that should not count"
+                    "each, with a loss of `0 * loss` for a batch that should not count. Gradients that the body "
+                    f"computes by torch.autograd.grad are not exchanged: to train with them, {WITHOUT_SHARDS}, and "
+                    "call the model in `with resile.training.undivided():`"
                 )
             if self._num_losses < len(self._optimizers):
                 raise UsageError(
@@ -447,7 +457,7 @@ class ElasticLoader:
                 UsageError(
                     f"backward() was called {times} for a batch: call it once for each optimizer, with the sum of its "
                     "losses, as in `(loss_real + loss_fake).backward()`, and use torch.autograd.grad for gradients of "
-                    "anything else"
+                    f"anything else. {_TWICE}"
                 )
             )
         if turn != iteration.turn:

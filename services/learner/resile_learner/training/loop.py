@@ -100,7 +100,7 @@ class ElasticLoop:
             max_iterations=max_iterations,
             weighs_by_samples=weighs_by_samples,
         )
-        optimizers = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
+        optimizers = optimizer if isinstance(optimizer, Sequence) else [optimizer]
         self.run = Run(model, optimizers, dataset, settings)
         self._left: Iterator[Iteration]
         """The iterations that follow once the script has left the loop."""

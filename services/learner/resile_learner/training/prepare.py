@@ -28,6 +28,7 @@ from .division.body_loader import BodyLoader
 from .elastic_loader import ElasticLoader
 from .gates import gate_method, gate_optimizer, gate_schedule
 from .settings import Mode, TrainingSettings
+from .watch.optimizer_watch import check_optimizers
 
 Body = Literal["batch", "shard"]
 """What the body of a loop runs once for: each batch of the loader, or each shard that a worker computes."""
@@ -79,6 +80,8 @@ def prepare(
     optimizers = _listed(optimizer)
     schedules = _listed(scheduler)
     models = model if isinstance(model, nn.Module) else nn.ModuleList(model)
+    _check_models([model] if isinstance(model, nn.Module) else model)
+    check_optimizers(optimizers)
     settings = TrainingSettings(
         num_shards=num_shards,
         micro_batch_size=micro_batch_size,
@@ -92,7 +95,6 @@ def prepare(
     needs_shards = accumulate is not None or mode == "fast" or micro_batch_size is not None
     if (body or ("shard" if needs_shards else "batch")) == "batch":
         _check_body(accumulate=accumulate, mode=mode, micro_batch_size=micro_batch_size)
-        _check_optimizers(optimizers)
         whole = BodyLoader(models, optimizers, loader, settings, grad_scaler=grad_scaler)
         _is_prepared.set(True)
         return (model, optimizer, whole) if scheduler is None else (model, optimizer, whole, scheduler)
@@ -125,13 +127,14 @@ def _check_first_call(loader: Any) -> None:
         )
 
 
-def _check_optimizers(optimizers: Sequence[Any]) -> None:
-    """Raise UsageError for what is no optimizer, such as the script's wrapper of one."""
-    for each in optimizers:
-        if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+def _check_models(models: Sequence[nn.Module]) -> None:
+    """Raise UsageError for a model of Keras, whose variables and seeds are no parameters and generators of PyTorch."""
+    for model in models:
+        if any(kind.__module__.partition(".")[0] == "keras" for kind in type(model).__mro__):
             raise UsageError(
-                f"prepare() was given a {type(each).__name__} as optimizer, which has no state_dict() and "
-                "load_state_dict(): pass the optimizer that it wraps, and go on to use the wrapper"
+                f"prepare() was given a Keras model ({type(model).__name__}): give it "
+                "`module = resile.integrations.keras.KerasModule(model)`, with an optimizer of module.parameters(), "
+                'and call the module in the loop (docs/integrations.md, "Keras")'
             )
 
 

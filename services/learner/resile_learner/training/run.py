@@ -41,7 +41,7 @@ from .scalers import prepared_scalers
 from .seeds import mix
 from .settings import TrainingSettings, facts_of
 from .validation import open_validator
-from .watch.optimizer_watch import optimizer_parts
+from .watch.optimizer_watch import check_optimizers, optimizer_parts
 from .watch.repeatability import NewMembers, is_compared_in_epoch, is_compared_iteration
 from .watch.script_watch import ScriptWatch
 from .workspace import IterationSpec, Workspace
@@ -64,6 +64,7 @@ class Run(BaseRun):
     ) -> None:
         self.model = model
         self.optimizers = list(optimizers)
+        check_optimizers(self.optimizers)
         self.settings = settings
         self.session: Session = current_session()
         self.newest: Iteration | None = None

@@ -180,6 +180,14 @@ CHANGES_INPUTS = (
     f"the model changes its inputs in place, which belong to the body of the loop, {IN_FULL}. Let it change a copy, "
     "as in `x = x - 0.5` instead of `x -= 0.5`"
 )
+CHANGES_PARAMETERS = (
+    "the model changes its parameters in place when it is called, where each worker would change them by its own rows "
+    f"alone, {IN_FULL}. nn.Embedding does so with max_norm: without it, the model is divided"
+)
+OTHER_PARAMETERS = (
+    "the model is called with other parameters than its own, as by torch.func.functional_call, and each worker "
+    "computes such calls in full, which is right and takes as long as on one worker"
+)
 NO_ROWS = (
     f"the model is called without a tensor that has a row for each sample, {IN_FULL}. Tensors are found in tuples, "
     "lists and dicts"

@@ -22,6 +22,7 @@ from ..terms import Term, combined, shares, terms_of
 from ..watch.repeatability import ShardFingerprint
 from .additivity import (
     CHANGES_INPUTS,
+    CHANGES_PARAMETERS,
     FAILS,
     HOOKED,
     IN_FULL,
@@ -105,6 +106,8 @@ class Call:
         found = [HOOKED.format(name=hooked)] if hooked else self._mixed(rows)
         if self._passes.changes_inputs:
             found = [*found, CHANGES_INPUTS]
+        if self._versions != self._parameter_versions():
+            found = [*found, CHANGES_PARAMETERS]
         if found:
             raise Undividable("; and ".join(found))
         return rows.stop - rows.start > 1 or self._cut.num_shards == 1

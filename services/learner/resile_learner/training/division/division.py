@@ -12,7 +12,7 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from torch.utils._pytree import tree_flatten
 
 from ..gradients import Gradients
-from .additivity import LIST_OF_SAMPLES, NO_ROWS, restore_attributes, save_attributes
+from .additivity import LIST_OF_SAMPLES, NO_ROWS, OTHER_PARAMETERS, restore_attributes, save_attributes
 from .call import Call, DividedCall, Repeat, Undividable
 from .deferred import has_rows, values_of
 from .exchanging import Exchanging
@@ -60,7 +60,9 @@ class Division:
         self._number = number
         self.run = run
         self._known = known
-        self.parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        own = list(model.parameters())
+        self.parameters: list[Tensor] = [parameter for parameter in own if parameter.requires_grad]
+        self._own_parameters = {id(parameter): parameter for parameter in own}
         self.gradients = Gradients(self.parameters)
         self.anchor = torch.zeros((), requires_grad=True)
         """Makes PyTorch ask for gradients of a call, whatever its inputs are."""
@@ -69,6 +71,8 @@ class Division:
         """The modules whose class is not PyTorch's own."""
         self._compiler: Any = None
         """What compiles the model, if the script has called ``torch.compile`` after `prepare`."""
+        self._has_warned = False
+        """Whether calls with other parameters were named."""
         model.forward = _Forward(self)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -77,7 +81,7 @@ class Division:
         known = self._known
         is_asked = _is_undivided.get() or self._number in known.undivided
         structure = crc32(str(spec).encode())
-        if is_asked or not torch.is_grad_enabled():
+        if is_asked or not torch.is_grad_enabled() or self._has_other_parameters():
             return self._compute(args, kwargs)
         num_rows = self._num_rows(leaves, structure)
         if num_rows == 0 or any(self._is_list_of_samples(each) for each in (*args, *kwargs.values())):
@@ -102,6 +106,18 @@ class Division:
             self.compute_in_full(str(reason))
             return self._compute(args, kwargs)
         return call.outputs(outputs)
+
+    def _has_other_parameters(self) -> bool:
+        """Whether the call is one with other parameters: they may share a graph, of which each shard would need a copy.
+
+        They are gone before the backward pass, in which shards may be computed again.
+        """
+        if {id(each) for each in self.model.parameters()} == self._own_parameters.keys():
+            return False
+        if not self._has_warned:
+            self._has_warned = True
+            self.run.warn(OTHER_PARAMETERS)
+        return True
 
     def _num_rows(self, leaves: Sequence[Any], structure: int) -> int:
         """The rows of a call: those of the batch, if an input has as many, else those of its first input; 0 if none."""

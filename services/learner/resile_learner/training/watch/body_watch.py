@@ -11,6 +11,7 @@ from resile_shared.errors import UsageError
 from ..digest import bits_of
 from .carried_state import CarriedStateWatch
 from .compared_state import ComparedState, summed
+from .optimizer_watch import WITHOUT_SHARDS
 from .own_generators import OwnGenerators
 
 _OBSERVED_ITERATIONS = 3
@@ -88,6 +89,13 @@ class BodyWatch:
     def _check_parameters(self, before: dict[str, int]) -> None:
         for name, value in self._parameters().items():
             if value != before.get(name):
+                owner, _, own = name.rpartition(".")
+                if own == "weight" and getattr(self._model.get_submodule(owner), "max_norm", None) is not None:
+                    raise UsageError(
+                        f"the layer {owner} has max_norm, by which its forward pass scales rows of its weight, in each "
+                        "worker those of its own batches: leave out max_norm, and scale once an iteration, after `if "
+                        f"loader.sync_gradients:` (or iteration.exchange()); or {WITHOUT_SHARDS}"
+                    )
                 raise UsageError(
                     f"the body of the loop changed the parameter {name} in a batch that does not complete an "
                     "iteration, so that it would change more often on a worker that computes more batches. Change it "

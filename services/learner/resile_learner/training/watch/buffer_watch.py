@@ -1,6 +1,6 @@
 """Refuses buffers that would differ between the workers of a run, with no exchange to make them equal."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +33,13 @@ class BufferWatch:
             if not is_persistent:
                 if compares_caches:
                     self._check_cache(name, buffer)
+            elif begun is None and name.endswith("_mask") and _is_pruned(dict(self._modules.named()), name):
+                layer, _, mask = name.rpartition(".")
+                raise UsageError(
+                    f"the layer {layer} was pruned after the training call began, and no worker would exchange its "
+                    f"mask: call `torch.nn.utils.prune.identity(layer, {mask.removesuffix('_mask')!r})` before the "
+                    "training call, and prune later as before"
+                )
             elif begun is None:
                 raise UsageError(
                     f"the buffer {name} got a value after the training call began, and no worker would exchange it: "
@@ -54,6 +61,12 @@ class BufferWatch:
                 "exchange it, and keep what is computed anew for each batch in no buffer"
             )
         self._caches[name] = buffer.detach().clone()
+
+
+def _is_pruned(modules: Mapping[str, nn.Module], name: str) -> bool:
+    """Whether the buffer ``name`` is the mask of ``torch.nn.utils.prune``, which renames the parameter beside it."""
+    layer, _, mask = name.rpartition(".")
+    return mask.removesuffix("_mask") + "_orig" in modules[layer]._parameters
 
 
 def _buffers(modules: ModuleTree) -> Iterator[tuple[str, Tensor, bool]]:

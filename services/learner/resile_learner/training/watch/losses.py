@@ -31,7 +31,8 @@ class NotANumber(ResileError):
     def __init__(self, iteration: int) -> None:
         super().__init__(
             f"the loss is NaN at iteration {iteration}, which was not committed: look at the samples of this batch, "
-            "lower the learning rate, or clip gradients"
+            "lower the learning rate, or clip gradients. Where a shard may have nothing to average, as with a mask, "
+            "say what its mean counts: `resile.training.weigh(mask.sum())`"
         )
 
 

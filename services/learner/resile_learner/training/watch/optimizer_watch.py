@@ -16,6 +16,18 @@ from ...state.modules import ModuleTree
 from ...state.optimizer import OptimizerState
 from ...state.run import Stateful
 
+WITHOUT_SHARDS = 'use prepare() without body="shard", whose loop body runs once for each batch (docs/division.md)'
+
+
+class SteppedWithinBackward(UsageError):
+    """An optimizer was stepped before the gradients of its parameters were exchanged."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "an optimizer was stepped within backward(), as by a hook of a parameter, where the gradient is that of "
+            f"one shard: step it after backward(), or {WITHOUT_SHARDS}"
+        )
+
 
 class OptimizerWatch:
     """Refuses what would break equal bits, and counts the steps of an optimizer.
@@ -105,15 +117,48 @@ class OptimizerWatch:
         self._has_begun = False
 
 
+def is_within_backward() -> bool:
+    """Whether this is called by a hook of a backward pass."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def check_optimizers(optimizers: Sequence[Any]) -> None:
+    """Raises UsageError for what is no optimizer of PyTorch, such as a wrapper of one, or an optimizer of Keras."""
+    for each in optimizers:
+        missing = [
+            name for name in ("param_groups", "step", "state_dict", "load_state_dict") if not hasattr(each, name)
+        ]
+        if not missing:
+            continue
+        name = type(each).__name__
+        if type(each).__module__.partition(".")[0] == "keras":
+            raise UsageError(
+                f"the training call was given Keras' {name} as optimizer: use an optimizer of torch.optim, or "
+                'resile.integrations.keras.elastic(model) and model.fit() (docs/integrations.md, "Keras")'
+            )
+        inner = [
+            key for key, value in getattr(each, "__dict__", {}).items() if isinstance(value, torch.optim.Optimizer)
+        ]
+        wrapped = f"optimizer.{inner[0]}" if inner else "the optimizer that it wraps"
+        raise UsageError(
+            f"the training call was given a {name} as optimizer, which has no {missing[0]}: pass {wrapped} instead, "
+            f"and go on to use the {name}"
+        )
+
+
 @contextmanager
 def watch_other_optimizers(model: nn.Module, known: Sequence[torch.optim.Optimizer]) -> Iterator[None]:
     """In this context no optimizer but the ``known`` ones may step parameters of ``model`` that these do not train.
 
-    An optimizer that these contain, and that steps for them, trains the same parameters. Raises UsageError.
+    An optimizer that these contain, and that steps for them, trains the same parameters. None may step within a
+    backward pass. Raises UsageError.
     """
-    own = {id(parameter) for parameter in model.parameters()} - _trained_by(known)
+    trained = {id(parameter) for parameter in model.parameters()}
+    own = trained - _trained_by(known)
 
     def check(optimizer: torch.optim.Optimizer, *arguments: object) -> None:
+        if is_within_backward() and trained & _trained_by([optimizer]):
+            raise SteppedWithinBackward
         if own and not any(optimizer is each for each in known) and own & _trained_by([optimizer]):
             raise UsageError(
                 f"an optimizer ({type(optimizer).__name__}) that the training call was not given stepped parameters of "

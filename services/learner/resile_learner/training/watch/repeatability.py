@@ -20,6 +20,8 @@ REMEDY = (
     "not from a generator of your own, the time or the id of a process"
 )
 
+EXPLAINED = 'docs/elastic-training.md, "Detecting incorrect training"'
+
 
 class ShardFingerprint(NamedTuple):
     """What a worker read and computed of the first shard."""
@@ -115,25 +117,24 @@ def check_fingerprints(
     _, who = minority([print_.batch for print_ in prints], who_knows)
     if who:
         raise MembersDiffer(
-            f"{who} read other samples than the others for the same shard of the same epoch: the dataset (or the "
-            f"collate_fn) depends on the worker. {REMEDY}"
+            f"{who} read other samples than the others for the same shard of the same epoch: probably the dataset "
+            f"(or the collate_fn) draws from a random generator of its own. {REMEDY} ({EXPLAINED})"
         )
     if not has_same_bits:
         return
     _, who = minority([print_.loss for print_ in prints], who_knows)
     if who:
         raise MembersDiffer(
-            f"{who} computed another loss than the others for the same batch and the same parameters: the model or the "
-            f"body of the loop depends on the worker, or on the batches before. {REMEDY}; and keep no state from batch "
-            "to batch (such as the hidden state of a recurrent network), since a worker computes only some of the "
-            "batches. If the worker has just joined: of what the script has changed in attributes of the model, it "
-            "knows only numbers and strings that changed after an iteration or an epoch; set others by loader.epoch or "
-            "loader.iteration, or keep them in state={...}"
+            f"{who} computed another loss than the others for the same batch and the same parameters: probably the "
+            "model or the body of the loop draws from a random generator of its own, keeps a value from batch to "
+            "batch (such as a hidden state), or uses what a worker that has just joined does not know (an attribute "
+            f"of the model that the script has changed). {REMEDY}; and keep such values in state={{...}} of the "
+            f"training call ({EXPLAINED})"
         )
     _, who = minority([print_.gradients for print_ in prints], who_knows)
     if who:
         raise MembersDiffer(
             f"{who} computed other gradients than the others for the same batch, the same parameters and the same "
-            "loss: a gradient hook or a custom backward pass depends on the worker, or on the batches before. "
-            f"{REMEDY}; and keep no state from one backward pass to the next (such as a running norm)"
+            "loss: probably a gradient hook or a custom backward pass keeps a value from one backward pass to the next "
+            f"(such as a running norm), or draws from a random generator of its own. {REMEDY} ({EXPLAINED})"
         )
