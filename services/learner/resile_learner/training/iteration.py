@@ -27,7 +27,7 @@ from .noise import SquaredNorms
 from .rounds import RoundResult
 from .seeds import mix, seed_all
 from .stragglers import Pace
-from .terms import AMBIGUOUS_WEIGHTS, forget_weight, loss_weight, weigh
+from .terms import AMBIGUOUS_WEIGHTS, NO_MEAN, forget_weight, loss_weight, weigh
 from .watch.losses import NotANumber, check_not_summed
 from .watch.repeatability import ShardFingerprint, check_same_batch, fingerprint, read_twice
 from .workspace import IterationSpec, Workspace
@@ -380,6 +380,8 @@ class Iteration:
         """
         num_samples = len(self._batch.shard(leaf))
         weight = loss_weight(loss, num_samples=num_samples)
+        if not (weight.is_mean or self.number or self._leaves or self._batch.num_shards == 1):
+            self._warn(NO_MEAN)
         if weight.value is None or self._spec.weighs_by_samples or self._batch.num_shards == 1:
             if weight.is_ambiguous and self._batch.num_shards > 1:
                 self._warn(AMBIGUOUS_WEIGHTS)
