@@ -203,6 +203,15 @@ class Contrasting(Centered):
         return F.cross_entropy(outputs @ outputs.T / 0.1, torch.arange(len(inputs)))
 
 
+class Mining(Centered):
+    """Its loss is the same for halves of rows of one kind: 0."""
+
+    def forward(self, inputs: Tensor) -> Any:
+        outputs = self.layer(inputs)
+        same = torch.ones(len(inputs), len(inputs), dtype=torch.bool)
+        return F.relu(1.0 - torch.cdist(outputs, outputs).masked_fill(same, 1e6).amin(1)).mean()
+
+
 class Keeping(Centered):
     """It keeps what it has computed."""
 
@@ -287,6 +296,7 @@ class Noisy(nn.Module):
         (TimeFirst, "what the model computes for a sample depends on the other samples"),
         (Centered, "what the model computes for a sample depends on the other samples"),
         (Contrasting, "a single value that the model returns for a batch"),
+        (Mining, "it is not certain how a single value that the model returns for a batch"),
         (
             Counting,
             'the model changes its buffer seen, largest by the rows.*buffers(model, seen="sum", largest="max")`',

@@ -180,6 +180,39 @@ def test_a_mean_with_weights_beside_one_over_samples_is_named() -> None:
     assert warned[0].startswith("the loss adds a mean with weights of its own")
 
 
+def contrasting(logits: Tensor, labels: Tensor) -> Tensor:
+    rows = F.normalize(logits.flatten(1), dim=1)
+    return F.cross_entropy(rows @ rows.T / 0.1, torch.arange(len(rows)))
+
+
+@pytest.mark.parametrize(
+    "loss_fn",
+    [
+        contrasting,
+        lambda logits, labels: logits.square().mean().sqrt(),
+        lambda logits, labels: ignoring(logits, labels.clamp(0)) + 1e-3 * logits.square().sum(),
+        lambda logits, labels: torch.cdist(logits[:, 0], logits[:, 0]).mean(),
+        lambda logits, labels: logits.softmax(-1)[..., 0].sum() / logits.softmax(-1).sum(),
+    ],
+)
+def test_a_loss_that_is_no_mean_over_samples_is_named_once(loss_fn: Loss) -> None:
+    _, warned = trained_by(loss_fn)
+    assert [text[:45] for text in warned] == ["the loss does not look like a mean over sampl"]
+
+
+def test_what_a_script_says_of_its_loss_counts() -> None:
+    def said(logits: Tensor, labels: Tensor) -> Tensor:
+        weigh(len(logits))
+        return logits.square().sum() * (1.0 / logits.numel())
+
+    assert trained_by(said)[1] == []
+    sums = [
+        lambda logits, labels: logits.square().sum() / logits.numel(),
+        lambda logits, labels: F.kl_div(logits.log_softmax(-1), logits.detach().softmax(-1), reduction="batchmean"),
+    ]
+    assert [trained_by(each)[1] for each in sums] == [[], []]
+
+
 def test_shards_that_disagree_on_weights_are_refused() -> None:
     def sometimes(logits: Tensor, labels: Tensor) -> Tensor:
         return ignoring(logits, labels) if bool((labels != IGNORED).any()) else logits.square().mean()

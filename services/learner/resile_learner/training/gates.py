@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
+from types import MethodType
 from typing import Any
 
 import torch
@@ -35,11 +36,11 @@ def gate_optimizer(
     gated = optimizer.step
 
     @wraps(gated)  # with the marks that LRScheduler looks for
-    def step(closure: Closure | None = None) -> Any:
+    def step(_: torch.optim.Optimizer, closure: Closure | None = None) -> Any:
         return gated() if closure is None else run_closure(own, closure)
 
     setattr(step, GATED, True)
-    optimizer.step = step  # type: ignore[method-assign]
+    optimizer.step = MethodType(step, optimizer)  # type: ignore[method-assign]  # a schedule made later replaces methods
 
 
 def gate_schedule(schedule: Any, is_open: Callable[[], bool]) -> None:

@@ -27,7 +27,7 @@ from .noise import SquaredNorms
 from .rounds import RoundResult
 from .seeds import mix, seed_all
 from .stragglers import Pace
-from .terms import AMBIGUOUS_WEIGHTS, forget_weight, weigh
+from .terms import AMBIGUOUS_WEIGHTS, NO_MEAN, forget_weight, weigh
 from .watch.changed_buffers import ChangedBuffers
 from .watch.losses import NotANumber, check_not_summed
 from .watch.repeatability import ShardFingerprint, check_same_batch, fingerprint, read_twice
@@ -365,6 +365,8 @@ class Iteration:
         weight = self._leaves.weight(leaf, loss)
         if weight.is_ambiguous:
             self._warn(AMBIGUOUS_WEIGHTS)
+        if not (weight.is_mean or self.number or self._leaves):
+            self._warn(NO_MEAN)
         if share := self._leaves.share(leaf, weight):  # a shard that counts nothing may have no loss
             weighted = loss if share == 1.0 else loss * share
             with self._determinism.backward(weighted):

@@ -6,6 +6,7 @@ as the targets that `cross_entropy` does not ignore. Where that is not certain, 
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +14,11 @@ from torch import Tensor, nn
 
 from resile_shared.errors import UsageError
 
-CONSTANT, MEAN, WEIGHTED_MEAN, SUM, UNKNOWN = range(5)
-"""Kinds of terms. The elements of a mean belong to rows alike; those of a weighted mean may be more or less by row."""
+CONSTANT, MEAN, WEIGHTED_MEAN, SUM, SCALED_SUM, UNKNOWN = range(6)
+"""Kinds of terms. The elements of a mean belong to rows alike; those of a weighted mean may be more or less by row.
+
+A scaled sum was multiplied or divided by numbers, which may be counts of rows: its weight is the last whole divisor.
+"""
 
 
 class Term(NamedTuple):
@@ -47,23 +51,40 @@ class LossWeight(NamedTuple):
     """None: by its samples."""
     is_ambiguous: bool = False
     """Whether terms of its loss are means with different weights."""
+    is_mean: bool = True
+    """Whether the graph shows nothing but means over samples and what is alike in all shards."""
 
 
 def loss_weight(loss: Tensor, *, num_samples: int) -> LossWeight:
     """Return what the graph of ``loss`` shows, that of a shard with ``num_samples``, or what `weigh` was given."""
     if _given:
         return LossWeight(_given.pop())
-    terms = [term for term in terms_of(loss, most=_NEAR) if term.kind in (MEAN, WEIGHTED_MEAN)]
+    found = terms_of(loss, most=_NEAR)
+    is_mean = all(map(partial(_is_mean, num_samples=num_samples), found))
+    terms = [term for term in found if term.kind in (MEAN, WEIGHTED_MEAN)]
     weights = [term.weight for term in terms if term.kind == WEIGHTED_MEAN]
     if weights and len(weights) == len(terms) and _is_close(weights, weights[:1] * len(weights)):
-        return LossWeight(weights[0])
-    return LossWeight(None, is_ambiguous=any(weight % num_samples for weight in weights))
+        return LossWeight(weights[0], is_mean=is_mean)
+    return LossWeight(None, is_ambiguous=any(weight % num_samples for weight in weights), is_mean=is_mean)
+
+
+def _is_mean(term: Term, *, num_samples: int) -> bool:
+    if term.kind == SCALED_SUM:
+        return term.weight > 0 and term.weight % num_samples == 0
+    return term.kind not in (SUM, UNKNOWN)
 
 
 AMBIGUOUS_WEIGHTS = (
     "the loss adds a mean with weights of its own (classes, ignored targets, a mask) and a mean over samples: the "
     "means of shards are weighted by their samples, so that the first one differs from that of the batch. Let the body "
     "of the loop run once for each batch, by resile.training.prepare(...), or make both means of one kind"
+)
+
+NO_MEAN = (
+    "the loss does not look like a mean over samples: something in it is summed over them, or is computed from several "
+    "ones (a ratio, a root, negatives, a statistic of the batch). The means of shards are averaged, so that it would "
+    "differ from that of the batch. Let the body of the loop run once for each batch, by resile.training.prepare(...); "
+    "if it is a mean, say so by resile.training.weigh(len(inputs)) before backward()"
 )
 
 
@@ -126,7 +147,7 @@ def shares(terms: Sequence[Sequence[Term]], values: Sequence[Tensor], rows: Sequ
 
 
 def _shares(term: Sequence[Term]) -> list[float] | None:
-    if len({each.factor for each in term}) != 1 or term[0].kind == UNKNOWN:
+    if len({each.factor for each in term}) != 1 or term[0].kind in (SCALED_SUM, UNKNOWN):
         return None
     if term[0].kind == SUM:
         return [1.0] * len(term)
@@ -154,7 +175,8 @@ def _terms(node: Any, most: int) -> Iterator[Term]:
     operands = [operand for operand, _ in node.next_functions]
     reduction = getattr(node, "_saved_reduction", None)
     if name.startswith("NllLoss") and reduction == _MEAN_REDUCTION:
-        yield Term(WEIGHTED_MEAN, float(node._saved_total_weight))
+        mixes = _Below(node, min(most, _NEAR)).mixes_rows
+        yield Term(UNKNOWN) if mixes else Term(WEIGHTED_MEAN, float(node._saved_total_weight))
     elif reduction is not None:
         is_mean = reduction != _SUM_REDUCTION
         yield _mean(_Below(node, most), node._saved_self.numel()) if is_mean else Term(SUM)
@@ -167,7 +189,8 @@ def _terms(node: Any, most: int) -> Iterator[Term]:
         yield from (*_scaled(_terms(operands[0], most), -1.0), Term(CONSTANT))
     elif name in ("MulBackward1", "DivBackward1"):  # by a number, in PyTorch's own functions
         by = float(node._saved_other)
-        yield from _multiplied(list(_terms(operands[0], most)), by if name == "MulBackward1" else 1.0 / by)
+        terms = list(_terms(operands[0], most))
+        yield from _multiplied(terms, by) if name == "MulBackward1" else _divided_by_number(terms, by)
     elif name in ("Mul", "Div") and len(operands) == 2:
         yield from _products(name, node, operands, most)
     else:
@@ -212,8 +235,17 @@ def _products(name: str, node: Any, operands: Sequence[Any], most: int) -> Itera
 
 def _multiplied(terms: Sequence[Term], by: float) -> Iterator[Term]:
     """The terms of a product with a number, which for a sum may be one by the number of rows."""
-    has_sum = any(term.kind == SUM for term in terms)
-    yield from [Term(UNKNOWN)] if has_sum else _scaled(terms, by)
+    return (_scaled_sum(term) if term.kind == SUM else term for term in _scaled(terms, by))
+
+
+def _divided_by_number(terms: Sequence[Term], by: float) -> Iterator[Term]:
+    for term in _scaled(terms, 1.0 / by if by else math.inf):
+        is_sum = term.kind in (SUM, SCALED_SUM)
+        yield _scaled_sum(term, by if by == round(by) else term.weight) if is_sum else term
+
+
+def _scaled_sum(term: Term, divisor: float = 0.0) -> Term:
+    return term._replace(kind=SCALED_SUM, weight=divisor)
 
 
 def _divided(terms: Sequence[Term], by: Tensor) -> Iterator[Term]:
@@ -221,8 +253,8 @@ def _divided(terms: Sequence[Term], by: Tensor) -> Iterator[Term]:
 
     A number, which is a double here, may be a count of rows or not; a small one may be there to avoid a division by 0.
     """
-    if all(term.kind != SUM for term in terms):
-        yield from _scaled(terms, 1.0 / float(by) if by else math.inf)
+    if all(term.kind != SUM for term in terms) or by.dtype not in _OF_MASKS:
+        yield from _divided_by_number(terms, float(by))
     elif terms == [Term(SUM)] and by.dtype in _OF_MASKS and (float(by) >= 1.0 or float(by) < _LEAST_WEIGHT):
         yield Term(WEIGHTED_MEAN, float(by))
     else:
@@ -236,7 +268,7 @@ def _scaled(terms: Iterable[Term], factor: float) -> Iterator[Term]:
 class _Below:
     """What is below a node of the graph, down to the parameters or as far as ``most`` nodes reach."""
 
-    def __init__(self, node: Any, most: int) -> None:
+    def __init__(self, node: Any, most: int, *, looks_at_pairs: bool = True) -> None:
         self.depends_on_data = False
         self.mixes_rows = False
         """Whether something goes through all rows, as the mean over the first dimension."""
@@ -258,6 +290,8 @@ class _Below:
             self.depends_on_data |= not isinstance(variable, nn.Parameter | None)
             self.selects |= each.name().startswith(_SELECTING)
             self.mixes_rows |= each.name().startswith(_THROUGH_DIMENSION) and _has_first_dimension(each)
+            if looks_at_pairs and each.name().startswith(_OF_PAIRS):
+                self.mixes_rows |= _compares_rows(each)
             found += [operand for operand, _ in each.next_functions]
 
 
@@ -265,10 +299,25 @@ _THROUGH_DIMENSION = (
     *("Mean", "Sum", "Nansum", "Std", "Var", "Max", "Min", "Amax", "Amin", "Median", "Prod", "Logsumexp", "Softmax"),
     *("LogSoftmax", "Norm", "LinalgVectorNorm", "Cumsum", "Cumprod", "Stack", "Sort", "Topk"),
 )
+_OF_PAIRS = ("Mm", "Cdist")
+
+
+def _compares_rows(node: Any) -> bool:
+    """Whether a product or distance of two matrices is a square one of what depends on data, as of rows with rows."""
+    if node.name().startswith("Mm"):
+        is_square = node._saved_self_sym_sizes[:1] == node._saved_mat2_sym_sizes[1:]
+    else:
+        is_square = node._saved_x1.dim() == 2 and len(node._saved_x1) == len(node._saved_x2)
+    operands = [operand for operand, _ in node.next_functions]
+    return is_square and all(
+        operand is None or _Below(operand, _NEAR, looks_at_pairs=False).depends_on_data for operand in operands[:2]
+    )
 
 
 def _has_first_dimension(node: Any) -> bool:
     """Whether an operation goes through the first dimension, or through all, as far as is known."""
+    if "Pool" in node.name():
+        return False
     dims = getattr(node, "_saved_dim", None)
     if dims is None:
         return True

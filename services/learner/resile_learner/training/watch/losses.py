@@ -10,6 +10,7 @@ from torch import Tensor
 from resile_shared.errors import ResileError, UsageError
 
 _SUM = 2  # at::Reduction::Sum
+_OF_MASKS = (torch.float32, torch.float16, torch.bfloat16)
 _HALF = 2.0
 TOLERANCE = 0.05
 MAX_TERMS = 100
@@ -96,6 +97,8 @@ def _divisor(node: Any) -> float | None:
         return None
     other = getattr(node, "_saved_other", None)
     if not isinstance(other, Tensor) or other.numel() != 1 or other.requires_grad or not other:
+        return None
+    if other.dtype in _OF_MASKS:  # the sum of a mask, and no number of the script
         return None
     return float(other) if node.name() == "DivBackward0" else round(1 / float(other), 6)
 
