@@ -27,7 +27,7 @@ from .noise import SquaredNorms
 from .rounds import RoundResult
 from .seeds import mix, seed_all
 from .stragglers import Pace
-from .terms import AMBIGUOUS_WEIGHTS, NO_MEAN, forget_weight, weigh
+from .terms import AMBIGUOUS_WEIGHTS, NO_MEAN, LossWeight, forget_weight, weigh
 from .watch.changed_buffers import ChangedBuffers
 from .watch.losses import NotANumber, check_not_summed
 from .watch.repeatability import ShardFingerprint, check_same_batch, fingerprint, read_twice
@@ -362,11 +362,7 @@ class Iteration:
         if self._compares and leaf == 0:
             self._first_shard = fingerprint(self._first_batch, values["loss"])
             self._first_batch = None
-        weight = self._leaves.weight(leaf, loss)
-        if weight.is_ambiguous:
-            self._warn(AMBIGUOUS_WEIGHTS)
-        if not (weight.is_mean or self.number or self._leaves):
-            self._warn(NO_MEAN)
+        weight = self._weight(leaf, loss)
         if share := self._leaves.share(leaf, weight):  # a shard that counts nothing may have no loss
             weighted = loss if share == 1.0 else loss * share
             with self._determinism.backward(weighted):
@@ -383,6 +379,14 @@ class Iteration:
         if step and leaf < self._held.hi - 1:
             self._gradients.fold(step)
         self._leaves.add(values, weight)
+
+    def _weight(self, leaf: int, loss: Tensor) -> LossWeight:
+        weight = self._leaves.weight(leaf, loss)
+        if weight.is_ambiguous:
+            self._warn(AMBIGUOUS_WEIGHTS)
+        if not (weight.is_mean or self.number or self._leaves):
+            self._warn(NO_MEAN)
+        return weight
 
     def _warn(self, text: str) -> None:
         if self._spec.view.rank == 0:
