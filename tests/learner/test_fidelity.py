@@ -7,7 +7,7 @@ from .fidelity.situation import SITUATIONS
 from .fidelity.table import FILE, row, row_in
 
 LOOPS_OF_SHARDS = (
-    *("scaled_by_mean", "batch_norm", "own_statistics", "declared_used_counters", "counted_calls"),
+    *("scaled_by_mean", "batch_norm", "own_statistics", "counted_calls"),
     *("hook_of_parameters", "longest_text", "carried_state", "time_first", "last_of_one"),
 )
 FAULTS: dict[str, tuple[str, ...]] = {

@@ -837,7 +837,7 @@ def own_checkpoint(script: Script) -> None:
         script.print(sum(each.sum() for each in loaded["model"].values()))
 
 
-@loop("two trainings in one process (two_trainings.py)")
+@loop("two trainings in one process (two_trainings.py)", is_random=True)
 def two_trainings(script: Script) -> None:
     for rate in (0.1, 0.01):
         model = perceptron()
