@@ -18,15 +18,18 @@ class ChangedBuffers(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, buffers: Sequence[tuple[nn.Module, str]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._buffers = buffers
-        self._begun = {self._memory(module, key): (module, key) for module, key in buffers}
+        present = [buffer for module, key in buffers if (buffer := module._buffers[key]) is not None]
+        self._begun = {storage._cdata: storage for storage in (buffer.untyped_storage() for buffer in present)}
+        """The storages of the buffers as they were, which are kept so that no other has their address."""
         self._dependent: dict[int, Any] = {}
-        """Storages, which are kept so that no other has their address."""
+        """Storages that depend on changed buffers, which are kept, too."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         for module, key in self._buffers:  # replaced by assignment
-            if self._memory(module, key) not in self._begun:
-                self._note(module._buffers[key])
+            buffer = module._buffers[key]
+            if buffer is not None and buffer.untyped_storage()._cdata not in self._begun:
+                self._note(buffer)
         given = _tensors((args, kwargs))
         name = func.__name__
         depends = not name.startswith(_SHAPE_ALONE) and any(map(self._is_dependent, given))
@@ -49,17 +52,12 @@ class ChangedBuffers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Whether one of ``outputs`` depends on a changed buffer."""
         return any(map(self._is_dependent, outputs))
 
-    def _memory(self, module: nn.Module, key: str) -> int:
-        buffer = module._buffers[key]
-        return 0 if buffer is None else int(buffer.untyped_storage()._cdata)
-
     def _is_dependent(self, tensor: Tensor) -> bool:
         return tensor.untyped_storage()._cdata in self._dependent
 
-    def _note(self, tensor: Tensor | None) -> None:
-        if tensor is not None:
-            storage = tensor.untyped_storage()
-            self._dependent[storage._cdata] = storage
+    def _note(self, tensor: Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self._dependent[storage._cdata] = storage
 
 
 def _tensors(values: Any) -> list[Tensor]:
