@@ -162,14 +162,14 @@ def test_workers_without_rows_of_a_call_know_that_it_is_computed_in_full(
     ("args", "options", "most_reads"),
     [
         ((), ("--workers", "3"), 550),
-        (("--readers", "1"), ("--plan", "0:1,2:3,5:2,8:4"), 650),
+        (("--readers", "1"), ("--plan", "0:1,2:3,5:2,8:4"), 720),
         (("--uses", "images"), ("--plan", "0:1,2:3,5:2,8:4"), None),
     ],
 )
 def test_workers_read_the_rows_of_their_shards(
     args: tuple[str, ...], options: tuple[str, ...], most_reads: int | None, tmp_path: Path
 ) -> None:
-    """Of 4 times 96 samples, and some for what workers compare at their start, or read ahead before others join."""
+    """Of 4 times 96 samples, and some for what workers compare in their first iterations, or read ahead of joins."""
     read, alone = tmp_path / "read", tmp_path / "alone"
     read.mkdir(), alone.mkdir()
     outcome = run("own_rows.py", *options, home=tmp_path, args=(str(read), *args))
