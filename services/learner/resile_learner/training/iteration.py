@@ -381,7 +381,7 @@ class Iteration:
         self._leaves.add(values, weight)
 
     def _weight(self, leaf: int, loss: Tensor) -> LossWeight:
-        weight = self._leaves.weight(leaf, loss)
+        weight = self._leaves.weight(leaf, loss, is_first=self.number == 0 and not self._leaves)
         if weight.is_ambiguous:
             self._warn(AMBIGUOUS_WEIGHTS)
         if not (weight.is_mean or self.number or self._leaves):

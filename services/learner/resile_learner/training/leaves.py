@@ -45,9 +45,12 @@ class Leaves:
         if partial_metric := find_partial_metric([earlier, (Interval(leaf, leaf + 1), values)]):
             raise UsageError(partial_metric)
 
-    def weight(self, leaf: int, loss: Tensor) -> LossWeight:
-        """How much a shard with this ``loss`` counts, by what its graph shows, or by its samples."""
-        weight = loss_weight(loss, num_samples=len(self._batch.shard(leaf)))
+    def weight(self, leaf: int, loss: Tensor, *, is_first: bool) -> LossWeight:
+        """How much a shard with this ``loss`` counts, by what its graph shows, or by its samples.
+
+        ``is_first``: it is the first of the run.
+        """
+        weight = loss_weight(loss, num_samples=len(self._batch.shard(leaf)), is_first=is_first)
         return weight if self._has_own_weights else LossWeight(None)
 
     def share(self, leaf: int, weight: LossWeight) -> float:

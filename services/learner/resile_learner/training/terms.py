@@ -55,10 +55,48 @@ class LossWeight(NamedTuple):
     """Whether the graph shows nothing but means over samples and what is alike in all shards."""
 
 
-def loss_weight(loss: Tensor, *, num_samples: int) -> LossWeight:
-    """Return what the graph of ``loss`` shows, that of a shard with ``num_samples``, or what `weigh` was given."""
+def loss_weight(loss: Tensor, *, num_samples: int, is_first: bool = True) -> LossWeight:
+    """Return what the graph of ``loss`` shows, that of a shard with ``num_samples``, or what `weigh` was given.
+
+    Of the first shard of a run all is looked at; of later ones no more than is needed.
+    """
     if _given:
         return LossWeight(_given.pop())
+    last = None if is_first or loss.grad_fn is None else _last_operations(loss.grad_fn)
+    if last in _BY_SAMPLES:
+        return LossWeight(None)
+    if last in _BY_TARGETS:
+        return LossWeight(float(loss.grad_fn._saved_total_weight))  # type: ignore[union-attr]
+    weight = _looked_up(loss, num_samples)
+    if last is not None and weight.value is None and not weight.is_ambiguous:
+        _BY_SAMPLES.add(last)
+    elif last is not None and last[0] == _NLL:
+        _BY_TARGETS.add(last)
+    return weight
+
+
+def _last_operations(node: Any) -> tuple[str, ...] | None:
+    """The names of a mean and of what it is a mean of; None for another operation, of which they do not tell enough."""
+    name = node.name()
+    reduction = getattr(node, "_saved_reduction", _MEAN_REDUCTION if name == "MeanBackward0" else None)
+    if reduction != _MEAN_REDUCTION:
+        return None
+    below = [operand for operand, _ in node.next_functions if operand is not None]
+    return (name, *(each.name() for each in below), *(name for each in below for name in _names_below(each)))
+
+
+def _names_below(node: Any) -> list[str]:
+    return [operand.name() for operand, _ in node.next_functions if operand is not None]
+
+
+_NLL = "NllLossBackward0"
+_BY_SAMPLES: set[tuple[str, ...] | None] = set()
+"""Last operations of losses that were found to count by their samples."""
+_BY_TARGETS: set[tuple[str, ...] | None] = set()
+"""Last operations of losses that were found to count by the weights of their targets."""
+
+
+def _looked_up(loss: Tensor, num_samples: int) -> LossWeight:
     found = terms_of(loss, most=_NEAR)
     is_mean = all(map(partial(_is_mean, num_samples=num_samples), found))
     terms = [term for term in found if term.kind in (MEAN, WEIGHTED_MEAN)]
