@@ -1166,8 +1166,8 @@ MUTANTS = (
         "a loss in the model counts by rows, whatever its weights",
         "class weights and ignored targets mean something else than in plain PyTorch",
         "resile_learner.training.terms",
-        "        yield Term(WEIGHTED_MEAN, float(node._saved_total_weight))",
-        "        yield Term(WEIGHTED_MEAN, float(node._saved_self.shape[0]))",
+        "Term(UNKNOWN) if mixes else Term(WEIGHTED_MEAN, float(node._saved_total_weight))",
+        "Term(UNKNOWN) if mixes else Term(WEIGHTED_MEAN, float(node._saved_self.shape[0]))",
     ),
     Mutant(
         "gradients of weighted shards are not divided by the sum of the weights",
@@ -1201,7 +1201,7 @@ MUTANTS = (
         "a call that cannot be put together with certainty is",
         "a sum divided by the rows of a part is added as it is",
         "resile_learner.training.terms",
-        "or term[0].kind == UNKNOWN:",
+        "or term[0].kind in (SCALED_SUM, UNKNOWN):",
         "or False:",
     ),
     Mutant(
