@@ -62,7 +62,10 @@ def loss_weight(loss: Tensor, *, num_samples: int, is_first: bool = True) -> Los
     """
     if _given:
         return LossWeight(_given.pop())
-    last = None if is_first or loss.grad_fn is None else _last_operations(loss.grad_fn)
+    if is_first:
+        _BY_SAMPLES.clear()
+        _BY_TARGETS.clear()
+    last = None if loss.grad_fn is None else _last_operations(loss.grad_fn)
     if last in _BY_SAMPLES:
         return LossWeight(None)
     if last in _BY_TARGETS:
@@ -81,14 +84,14 @@ def _last_operations(node: Any) -> tuple[str, ...] | None:
     reduction = getattr(node, "_saved_reduction", _MEAN_REDUCTION if name == "MeanBackward0" else None)
     if reduction != _MEAN_REDUCTION:
         return None
-    below = [operand for operand, _ in node.next_functions if operand is not None]
-    return (name, *(each.name() for each in below), *(name for each in below for name in _names_below(each)))
+    names = [name]
+    while len(names) < _NUM_NAMES and node.next_functions and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+        names.append(node.name())
+    return tuple(names)
 
 
-def _names_below(node: Any) -> list[str]:
-    return [operand.name() for operand, _ in node.next_functions if operand is not None]
-
-
+_NUM_NAMES = 12
 _NLL = "NllLossBackward0"
 _BY_SAMPLES: set[tuple[str, ...] | None] = set()
 """Last operations of losses that were found to count by their samples."""
