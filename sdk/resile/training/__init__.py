@@ -20,6 +20,7 @@ from resile_learner.training.division.division import undivided
 from resile_learner.training.elastic_loader import ElasticLoader
 from resile_learner.training.iteration import Iteration
 from resile_learner.training.loop import ElasticLoop
+from resile_learner.training.loss_weights import weigh
 from resile_learner.training.model import Callback, ElasticModel
 from resile_learner.training.preload import preload
 from resile_learner.training.prepare import prepare
@@ -27,7 +28,6 @@ from resile_learner.training.reports import Result
 from resile_learner.training.script_state import State
 from resile_learner.training.seeds import seed
 from resile_learner.training.selection import Best, Selection
-from resile_learner.training.terms import weigh
 from resile_learner.training.validation import Validation
 
 __all__ = [

@@ -177,7 +177,7 @@ class Buffers:
                 self._slots.fold_flat(number, step, weighted_changes(now, committed, part.weight))
         changed = [index for index in self._others if self._has_changed(index)]
         self._touched.update(changed)
-        if step:
+        if step and self._others:
             self.values.note(changed, self._now, num_rows=part.stop - part.start)
             self._fold_others(step, self._changes(changed, part))
 

@@ -197,8 +197,8 @@ def fold_leaves(piece: Interval, of_leaf: Callable[[int], PartialSums]) -> Parti
     """Fold the scalars of the single shards of one subtree."""
     if piece.hi - piece.lo == 1:
         return of_leaf(piece.lo)
-    left, right = (fold_leaves(half, of_leaf) for half in children(piece))
-    return PartialSums(add_scalars(left.scalars, right.scalars))
+    left, right = children(piece)
+    return PartialSums(add_scalars(fold_leaves(left, of_leaf).scalars, fold_leaves(right, of_leaf).scalars))
 
 
 class _Reader:

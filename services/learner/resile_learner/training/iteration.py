@@ -4,7 +4,7 @@ import copy
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial, reduce, wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -23,11 +23,11 @@ from .data.batches import Indices
 from .data.fetch import Fetched
 from .header import NO_INDICES, ComputedShards, PartialSums, RoundHeader, add_scalars, fold_leaves
 from .leaves import SHARD_SQUARES, Leaves
+from .loss_weights import forget_weight, weigh
 from .noise import SquaredNorms
 from .rounds import RoundResult
 from .seeds import mix, seed_all
 from .stragglers import Pace
-from .terms import AMBIGUOUS_WEIGHTS, NO_MEAN, LossWeight, forget_weight, weigh
 from .watch.changed_buffers import ChangedBuffers
 from .watch.losses import NotANumber, check_not_summed
 from .watch.repeatability import ShardFingerprint, check_same_batch, fingerprint, read_twice
@@ -125,7 +125,7 @@ class Iteration:
             [*self._gradients.partials(self._plan), *self._buffers.partials(self._plan)],
             [*self._gradients.sums(), *self._buffers.sums],
         )
-        self._leaves = Leaves(self._batch, self._held, weighs_by_samples=self._spec.weighs_by_samples)
+        self._leaves = Leaves(self._batch, self._held, self._workspace.loss_weights)
         self._indices: list[Indices] = []
 
     def begin_closure(self) -> None:
@@ -192,23 +192,21 @@ class Iteration:
                 self._gradients.overlap(self._plan, self._round.exchange.push)
             else:
                 self._gradients.expect(self._plan.steps[done])
-            with self._workspace.watch.shard(is_last=is_last), self._watching(is_first=not done):
+            with self._workspace.watch.shard(is_last=is_last), self._watched:
+                if self.number == 0 and not done:
+                    self._watch_changes()
                 yield fetched.batch
-            self._check_shard(is_computed=len(self._leaves) == done + 1)
+            self._check_shard(is_computed=len(self._leaves.computed) == done + 1)
 
-    @contextmanager
-    def _watching(self, *, is_first: bool) -> Iterator[None]:
+    def _watch_changes(self) -> None:
         """In the first shard of a run, watch whether the loss depends on what the shard changes in declared buffers."""
-        declared = self._buffers.declared if is_first and self.number == 0 and self.is_first_evaluation else {}
-        with ExitStack() as self._watched:
-            if declared:
-                self._changed = self._watched.enter_context(ChangedBuffers(list(declared.values())))
-            yield
+        if (declared := self._buffers.declared) and self.is_first_evaluation:
+            self._changed = self._watched.enter_context(ChangedBuffers(list(declared.values())))
 
     def _check_changed(self, loss: Tensor) -> None:
         """Raise UsageError for a loss that depends on what the shard has changed in declared buffers."""
-        changed, self._changed = self._changed, None
         self._watched.close()
+        changed, self._changed = self._changed, None
         if changed and changed.reached([loss]):
             raise UsageError(
                 f"the loss of a shard depends on a buffer ({', '.join(self._buffers.declared)}) after the shard has "
@@ -258,7 +256,7 @@ class Iteration:
     @property
     def is_computed(self) -> bool:
         """Whether `backward` was called for all shards that this worker computes."""
-        return len(self._leaves) == self.num_held
+        return len(self._leaves.computed) == self.num_held
 
     def spare_shard(self) -> Iterator[Any]:
         """Shard 0, which another worker holds: to run a loop's body where no shard is held, and to compare workers.
@@ -349,22 +347,23 @@ class Iteration:
         ``values`` are means over the shard, among them "loss". Nothing of a spare shard is kept.
         """
         self._allows_nan = allows_nan
-        self._check_changed(loss)
+        if self._changed:
+            self._check_changed(loss)
         is_spare, self._is_spare = self._is_spare, False
-        leaf = 0 if is_spare else self._held.lo + len(self._leaves)
+        leaf = 0 if is_spare else self._held.lo + len(self._leaves.computed)
         if loss.numel() != 1:
             raise UsageError(
                 f"the loss has shape {tuple(loss.shape)}: loss_fn has to return the mean over its batch, a scalar"
             )
-        if not is_spare:
-            self._leaves.check(leaf, values)
         check_not_summed(loss, num_samples=len(self._batch.shard(leaf)), batch_size=self.num_samples)
         if self._compares and leaf == 0:
             self._first_shard = fingerprint(self._first_batch, values["loss"])
             self._first_batch = None
-        weight = self._weight(leaf, loss)
-        if share := self._leaves.share(leaf, weight):  # a shard that counts nothing may have no loss
-            weighted = loss if share == 1.0 else loss * share
+        computed, warning = self._leaves.weighed(leaf, loss, values)
+        if warning:
+            self._warn(warning)
+        if computed.share:  # a shard that counts nothing may have no loss
+            weighted = loss if computed.share == 1.0 else loss * computed.share
             with self._determinism.backward(weighted):
                 run(weighted)
         if self._compares:
@@ -378,15 +377,7 @@ class Iteration:
             return
         if step and leaf < self._held.hi - 1:
             self._gradients.fold(step)
-        self._leaves.add(values, weight)
-
-    def _weight(self, leaf: int, loss: Tensor) -> LossWeight:
-        weight = self._leaves.weight(leaf, loss, is_first=self.number == 0 and not self._leaves)
-        if weight.is_ambiguous:
-            self._warn(AMBIGUOUS_WEIGHTS)
-        if not (weight.is_mean or self.number or self._leaves):
-            self._warn(NO_MEAN)
-        return weight
+        self._leaves.add(computed)
 
     def _warn(self, text: str) -> None:
         if self._spec.view.rank == 0:
@@ -476,7 +467,7 @@ class Iteration:
     def _pace(self) -> Pace:
         data, compute, callback = self._phases.take_seconds(("data", "compute", "callback"))
         processor = time.process_time() - self._processor
-        return Pace(len(self._leaves), data, compute, processor, callback, *self._spec.last)
+        return Pace(len(self._leaves.computed), data, compute, processor, callback, *self._spec.last)
 
     def _partials(self) -> Sequence[PartialSums]:
         squares = self._gradients.squares() if self._spec.measures_noise else []
@@ -496,9 +487,8 @@ class Iteration:
         return [replace(each, deltas=deltas) for each, deltas in zip(folded, changes, strict=True)]
 
     def _part(self, leaf: int) -> Part:
-        batch, num_rows = self._batch, len(self._batch.indices)
-        start, stop = (num_rows * each // batch.num_shards for each in (leaf, leaf + 1))
-        return Part(leaf, batch.num_shards, start, stop, num_rows)
+        num_shards, num_rows = self._batch.num_shards, len(self._batch.indices)
+        return Part(leaf, num_shards, num_rows * leaf // num_shards, num_rows * (leaf + 1) // num_shards, num_rows)
 
     @property
     def _scale(self) -> float:

@@ -10,8 +10,8 @@ from resile_shared.errors import UsageError
 
 from ..collectives.tree import Interval
 from .data.batches import Batch
+from .loss_weights import BY_SAMPLES, LossWeights
 from .metric_names import find_partial_metric
-from .terms import LossWeight, loss_weight
 
 SHARD_SQUARES = "resile/shard squares"
 """The name, among the scalars of a shard, of the squared norm of its gradient."""
@@ -20,59 +20,61 @@ _WEIGHT, _NUM_WEIGHTED = "resile/weight", "resile/weighted"
 Values = Mapping[str, Tensor | float]
 
 
-class _Leaf(NamedTuple):
+class Leaf(NamedTuple):
+    """One shard."""
+
     values: Values
-    weight: LossWeight
+    """Means over it, the loss among them."""
+    weight: float
+    """How much loss and gradients count."""
+    share: float
+    """The same for each sample of the batch."""
+    has_own_weight: bool
+    """Whether the weight is not the number of samples."""
 
 
 class Leaves:
-    """The shards ``held`` of ``batch``, one after the other, as they are computed."""
+    """The shards ``held`` of ``batch``, one after the other, as they are computed.
 
-    def __init__(self, batch: Batch, held: Interval, *, weighs_by_samples: bool) -> None:
+    ``weights`` looks at their losses; None: they count by their samples.
+    """
+
+    def __init__(self, batch: Batch, held: Interval, weights: LossWeights | None) -> None:
+        self.computed: list[Leaf] = []
         self._batch = batch
         self._held = held
-        self._has_own_weights = not weighs_by_samples and batch.num_shards > 1  # a single one counts as a whole
-        self._leaves: list[_Leaf] = []
+        self._weights = weights if batch.num_shards > 1 else None  # a single one counts as a whole
 
-    def __len__(self) -> int:
-        return len(self._leaves)
+    def weighed(self, leaf: int, loss: Tensor, values: Values) -> tuple[Leaf, str]:
+        """Return a shard with this ``loss``, to be added once its gradients are computed, and what to warn of."""
+        num_samples = len(self._batch.shard(leaf))
+        found = self._weights.of(loss, num_samples=num_samples) if self._weights else BY_SAMPLES
+        weight = float(num_samples) if found.value is None else found.value
+        share = weight / len(self._batch.indices)
+        return Leaf(values, weight, share, has_own_weight=found.value is not None), found.warning
 
-    def check(self, leaf: int, values: Values) -> None:
-        """Raise UsageError if the first shard was given other metrics than ``values``, those of ``leaf``."""
-        if not self._leaves:
-            return
-        earlier = Interval(self._held.lo, leaf), self._leaves[0].values
-        if partial_metric := find_partial_metric([earlier, (Interval(leaf, leaf + 1), values)]):
-            raise UsageError(partial_metric)
-
-    def weight(self, leaf: int, loss: Tensor, *, is_first: bool) -> LossWeight:
-        """How much a shard with this ``loss`` counts, by what its graph shows, or by its samples.
-
-        ``is_first``: it is the first of the run.
-        """
-        weight = loss_weight(loss, num_samples=len(self._batch.shard(leaf)), is_first=is_first)
-        return weight if self._has_own_weights else LossWeight(None)
-
-    def share(self, leaf: int, weight: LossWeight) -> float:
-        """By what the loss of a shard is multiplied: what it counts, for each sample of the batch."""
-        return self._counted(leaf, weight) / len(self._batch.indices)
-
-    def add(self, values: Values, weight: LossWeight) -> None:
-        """Add the next shard: means over it, the loss among them."""
-        detached = {name: value.detach() if isinstance(value, Tensor) else value for name, value in values.items()}
-        self._leaves.append(_Leaf(detached, weight))
+    def add(self, leaf: Leaf) -> None:
+        """Add the next shard. Raises UsageError if it has other metrics than the first one."""
+        if self.computed and leaf.values.keys() != self.computed[0].values.keys():
+            first = self._held.lo
+            number = first + len(self.computed)
+            given = [(Interval(first, number), self.computed[0].values), (Interval(number, number + 1), leaf.values)]
+            raise UsageError(find_partial_metric(given))
+        detached = {name: each.detach() if isinstance(each, Tensor) else each for name, each in leaf.values.items()}
+        self.computed.append(leaf._replace(values=detached))
 
     def sums(self, leaf: int) -> dict[str, float]:
         """What a shard adds to the means over the batch."""
-        values, weight = self._leaves[leaf - self._held.lo]
-        by_samples, share = self._batch.weight(leaf), self.share(leaf, weight)
+        values, weight, share, has_own_weight = self.computed[leaf - self._held.lo]
+        by_samples = self._batch.weight(leaf)
         sums = {name: float(value) * by_samples for name, value in values.items()}
         sums["loss"] = float(values["loss"]) * share if share else 0.0  # it may be NaN where nothing counts
-        return {**sums, _WEIGHT: self._counted(leaf, weight), _NUM_WEIGHTED: weight.value is not None}
+        sums[_WEIGHT], sums[_NUM_WEIGHTED] = weight, has_own_weight
+        return sums
 
     def square(self, leaf: int, square: float) -> float:
         """What a shard adds to the mean of squared norms, by the ``square`` of its weighted gradient."""
-        share = self.share(leaf, self._leaves[leaf - self._held.lo].weight)
+        share = self.computed[leaf - self._held.lo].share
         return square / share**2 * self._batch.weight(leaf) if share else 0.0
 
     def scale(self, sums: dict[str, float]) -> float:
@@ -90,6 +92,3 @@ class Leaves:
         if weight == num_samples:
             return 1.0
         return num_samples / weight if weight else math.nan
-
-    def _counted(self, leaf: int, weight: LossWeight) -> float:
-        return float(len(self._batch.shard(leaf))) if weight.value is None else weight.value

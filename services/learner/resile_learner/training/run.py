@@ -32,6 +32,7 @@ from .gradients import gradients_of
 from .header import RoundHeader
 from .iteration import Iteration
 from .learning_rate import LearningRateScale
+from .loss_weights import LossWeights
 from .noise import NoiseScale
 from .prewarm import prewarm_devices, prewarm_optimizer
 from .protocol import TrainingProtocol
@@ -185,7 +186,6 @@ class Run(BaseRun):
             seed=self.settings.seed,
             is_compared=has_same_bits and (is_due or self._new_members.takes_part(view)),
             keeps_shards=self.closures.are_used,
-            weighs_by_samples=self.settings.weighs_by_samples,
             has_epochs=self._has_epochs,
             last=self._protocol.reports.last,
         )
@@ -312,6 +312,7 @@ class Run(BaseRun):
             attributes=self.attributes,
             received=self.received,
             scalers=self._scalers,
+            loss_weights=None if self.settings.weighs_by_samples else LossWeights(),
             watch=self._watch.body,
             determinism=determinism,
         )

@@ -6,13 +6,10 @@ as the targets that `cross_entropy` does not ignore. Where that is not certain, 
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-
-from resile_shared.errors import UsageError
 
 CONSTANT, MEAN, WEIGHTED_MEAN, SUM, SCALED_SUM, UNKNOWN = range(6)
 """Kinds of terms. The elements of a mean belong to rows alike; those of a weighted mean may be more or less by row.
@@ -31,10 +28,12 @@ class Term(NamedTuple):
     """What it was multiplied by, which must be the same in all shards."""
 
 
-_MEAN_REDUCTION, _SUM_REDUCTION = 1, 2
+MEAN_REDUCTION, _SUM_REDUCTION = 1, 2
 """Values of ``_saved_reduction``."""
+NLL = "NllLossBackward0"
+"""The last operation of `cross_entropy` and `nll_loss`."""
 _SAME = ("ToCopy", "View", "Squeeze", "Unsqueeze", "Clone", "Alias", "Reshape", "UnsafeView", "Expand")
-_NEAR = 40
+NEAR = 40
 """So many nodes below a mean tell whether elements are selected just before it."""
 _OF_MASKS = (torch.float32, torch.float16, torch.bfloat16)
 _LEAST_WEIGHT = 1e-5
@@ -44,120 +43,6 @@ _OF_DATA = ("Embedding", "Index", "Gather")
 """Operations on data that their graph does not show."""
 
 
-class LossWeight(NamedTuple):
-    """How a shard counts in the mean over all shards."""
-
-    value: float | None
-    """None: by its samples."""
-    is_ambiguous: bool = False
-    """Whether terms of its loss are means with different weights."""
-    is_mean: bool = True
-    """Whether the graph shows nothing but means over samples and what is alike in all shards."""
-
-
-def loss_weight(loss: Tensor, *, num_samples: int, is_first: bool = True) -> LossWeight:
-    """Return what the graph of ``loss`` shows, that of a shard with ``num_samples``, or what `weigh` was given.
-
-    Of the first shard of a run all is looked at; of later ones no more than is needed.
-    """
-    if _given:
-        return LossWeight(_given.pop())
-    if is_first:
-        _BY_SAMPLES.clear()
-        _BY_TARGETS.clear()
-    last = None if loss.grad_fn is None else _last_operations(loss.grad_fn)
-    if last in _BY_SAMPLES:
-        return LossWeight(None)
-    if last in _BY_TARGETS:
-        return LossWeight(float(loss.grad_fn._saved_total_weight))  # type: ignore[union-attr]
-    weight = _looked_up(loss, num_samples)
-    if last is not None and weight.value is None and not weight.is_ambiguous:
-        _BY_SAMPLES.add(last)
-    elif last is not None and last[0] == _NLL:
-        _BY_TARGETS.add(last)
-    return weight
-
-
-def _last_operations(node: Any) -> tuple[str, ...] | None:
-    """The names of a mean and of what it is a mean of; None for another operation, of which they do not tell enough."""
-    name = node.name()
-    reduction = getattr(node, "_saved_reduction", _MEAN_REDUCTION if name == "MeanBackward0" else None)
-    if reduction != _MEAN_REDUCTION:
-        return None
-    names = [name]
-    while len(names) < _NUM_NAMES and node.next_functions and node.next_functions[0][0] is not None:
-        node = node.next_functions[0][0]
-        names.append(node.name())
-    return tuple(names)
-
-
-_NUM_NAMES = 12
-_NLL = "NllLossBackward0"
-_BY_SAMPLES: set[tuple[str, ...] | None] = set()
-"""Last operations of losses that were found to count by their samples."""
-_BY_TARGETS: set[tuple[str, ...] | None] = set()
-"""Last operations of losses that were found to count by the weights of their targets."""
-
-
-def _looked_up(loss: Tensor, num_samples: int) -> LossWeight:
-    found = terms_of(loss, most=_NEAR)
-    is_mean = all(map(partial(_is_mean, num_samples=num_samples), found))
-    terms = [term for term in found if term.kind in (MEAN, WEIGHTED_MEAN)]
-    weights = [term.weight for term in terms if term.kind == WEIGHTED_MEAN]
-    if weights and len(weights) == len(terms) and _is_close(weights, weights[:1] * len(weights)):
-        return LossWeight(weights[0], is_mean=is_mean)
-    return LossWeight(None, is_ambiguous=any(weight % num_samples for weight in weights), is_mean=is_mean)
-
-
-def _is_mean(term: Term, *, num_samples: int) -> bool:
-    if term.kind == SCALED_SUM:
-        return term.weight > 0 and term.weight % num_samples == 0
-    return term.kind not in (SUM, UNKNOWN)
-
-
-AMBIGUOUS_WEIGHTS = (
-    "the loss adds a mean with weights of its own (classes, ignored targets, a mask) and a mean over samples: the "
-    "means of shards are weighted by their samples, so that the first one differs from that of the batch. Let the body "
-    "of the loop run once for each batch, by resile.training.prepare(...), or make both means of one kind"
-)
-
-NO_MEAN = (
-    "the loss does not look like a mean over samples: something in it is summed over them, or is computed from several "
-    "ones (a ratio, a root, negatives, a statistic of the batch). The means of shards are averaged, so that it would "
-    "differ from that of the batch. Let the body of the loop run once for each batch, by resile.training.prepare(...); "
-    "if it is a mean, say so by resile.training.weigh(len(inputs)) before backward()"
-)
-
-
-def weigh(weight: Tensor | float) -> None:
-    """Say how much the mean loss of what is computed now counts: the sum of the weights in that mean.
-
-    For a loss that is a mean with weights of its own, as over the tokens that a mask selects, where its graph does not
-    show them: ``weigh(mask.sum())``. Call it in the model if that computes the loss, else before ``backward()``. Where
-    the whole batch is computed at once, it changes nothing. Raises UsageError for a number below 0.
-    """
-    value = float(weight.detach() if isinstance(weight, Tensor) else weight)
-    if not (value >= 0 and math.isfinite(value)):
-        raise UsageError(f"weigh({value:g}): give the sum of the weights in the mean, 0 or more")
-    _given[:] = [value]
-
-
-_given: list[float] = []
-"""What `weigh` was given in this shard."""
-
-
-def forget_weight() -> None:
-    """Something else is computed from here on, for which `weigh` was not called."""
-    _given.clear()
-
-
-def note_weight(outputs: Sequence[Tensor]) -> None:
-    """Let `terms_of` know what the model gave `weigh` as it computed ``outputs``."""
-    for output in outputs if _given else ():
-        if not output.dim():
-            output._resile_weight = _given[0]  # type: ignore[attr-defined]
-
-
 def terms_of(value: Tensor, *, most: int = 1 << 30) -> list[Term]:
     """Return what ``value``, which one shard has computed, consists of, by ``most`` nodes below each of its terms."""
     if value.grad_fn is None:
@@ -165,7 +50,10 @@ def terms_of(value: Tensor, *, most: int = 1 << 30) -> list[Term]:
     if (weight := getattr(value, "_resile_weight", None)) is not None:
         return [Term(WEIGHTED_MEAN, weight)]
     terms = sorted(set(_terms(value.grad_fn, most))) or [Term(CONSTANT)]
-    if any(term.kind == WEIGHTED_MEAN and 0 < term.weight <= 1 for term in terms) and not value:
+    may_be_empty = value.grad_fn.name() != NLL and any(
+        term.kind == WEIGHTED_MEAN and term.weight <= 1 for term in terms
+    )
+    if may_be_empty and not value:
         return [term._replace(weight=0.0) for term in terms]  # a sum of nothing, divided by what avoids a 0
     return terms
 
@@ -181,7 +69,7 @@ def shares(terms: Sequence[Sequence[Term]], values: Sequence[Tensor], rows: Sequ
     if not found:
         return list(rows) if all(torch.equal(each, values[0]) for each in values) else None
     first = found[0]
-    if first is None or any(each is None or not _is_close(each, first) for each in found):
+    if first is None or any(each is None or not is_close(each, first) for each in found):
         return None
     kinds = {term.kind for term in terms[0]}
     return None if kinds >= {CONSTANT, SUM} else first
@@ -196,7 +84,8 @@ def _shares(term: Sequence[Term]) -> list[float] | None:
     return [each.weight / total if total else float("nan") for each in term]
 
 
-def _is_close(one: Sequence[float], other: Sequence[float]) -> bool:
+def is_close(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether numbers are equal but for rounding."""
     pairs = zip(one, other, strict=True)
     return all(math.isclose(a, b, rel_tol=1e-5, abs_tol=1e-8) or (math.isnan(a) and math.isnan(b)) for a, b in pairs)
 
@@ -215,8 +104,8 @@ def _terms(node: Any, most: int) -> Iterator[Term]:
     name = node.name().removesuffix("Backward0")
     operands = [operand for operand, _ in node.next_functions]
     reduction = getattr(node, "_saved_reduction", None)
-    if name.startswith("NllLoss") and reduction == _MEAN_REDUCTION:
-        mixes = _Below(node, min(most, _NEAR)).mixes_rows
+    if name.startswith("NllLoss") and reduction == MEAN_REDUCTION:
+        mixes = _Below(node, min(most, NEAR)).mixes_rows
         yield Term(UNKNOWN) if mixes else Term(WEIGHTED_MEAN, float(node._saved_total_weight))
     elif reduction is not None:
         is_mean = reduction != _SUM_REDUCTION
@@ -351,7 +240,7 @@ def _compares_rows(node: Any) -> bool:
         is_square = node._saved_x1.dim() == 2 and len(node._saved_x1) == len(node._saved_x2)
     operands = [operand for operand, _ in node.next_functions]
     return is_square and all(
-        operand is None or _Below(operand, _NEAR, looks_at_pairs=False).depends_on_data for operand in operands[:2]
+        operand is None or _Below(operand, NEAR, looks_at_pairs=False).depends_on_data for operand in operands[:2]
     )
 
 

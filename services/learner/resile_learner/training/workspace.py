@@ -14,6 +14,7 @@ from .data.batches import Batch, Position
 from .data.shard_source import ShardSource
 from .determinism import Determinism
 from .gradients import Gradients
+from .loss_weights import LossWeights
 from .received import ReceivedState
 from .rounds import Rounds
 from .watch.body_watch import BodyWatch
@@ -36,8 +37,6 @@ class IterationSpec:
     """Whether workers compare what they compute of the first shard."""
     keeps_shards: bool
     """Whether shards are kept, since a closure will compute them again."""
-    weighs_by_samples: bool
-    """Whether shards count by their samples, whatever weights their losses have."""
     has_epochs: bool
     """Whether the script has code of its own around the epochs, which is not repeated when a member is lost."""
     last: tuple[int, float]
@@ -78,5 +77,7 @@ class Workspace:
     attributes: ScriptAttributes
     received: ReceivedState
     scalers: Sequence[GradScaler]
+    loss_weights: LossWeights | None
+    """Looks at the losses of shards; None: they count by their samples."""
     watch: BodyWatch
     determinism: Determinism

@@ -12,8 +12,8 @@ from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
 from resile_shared.errors import UsageError
 
+from ..loss_weights import forget_weight, note_weight
 from ..seeds import mix, seed_all
-from ..terms import forget_weight, note_weight
 from .deferred import Deferred, is_deferred, rows_of, values_of
 from .exchanging import Divided
 from .rows import MAX_SENT_BYTES, Cut, misses_rows
