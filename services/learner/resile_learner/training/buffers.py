@@ -223,7 +223,7 @@ class Buffers:
     def changes(self, plan: LocalPlan) -> list[Deltas]:
         """[piece]: this worker's changes to buffers that travel in headers, after its last shard."""
         return [
-            {index: change for index, change in self._slots_of_others[slot].items() if not self._is_late[index]}
+            {index: change for index, change in self._slots_of_others.get(slot, {}).items() if not self._is_late[index]}
             for slot in plan.piece_slots
         ]
 
