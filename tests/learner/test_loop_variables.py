@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torchmetrics import MeanMetric
 
 from resile_learner.state.flat import flatten, unflatten
 from resile_learner.training.division import values
@@ -320,8 +321,7 @@ def test_modules_travel_with_their_attributes_and_all_their_buffers() -> None:
 
 
 def test_a_library_s_object_with_tensors_travels() -> None:
-    torchmetrics = pytest.importorskip("torchmetrics")
-    metric, present = torchmetrics.MeanMetric(), torchmetrics.MeanMetric()
+    metric, present = MeanMetric(), MeanMetric()
     metric.update(torch.tensor([1.0, 2.0, 6.0]))
     assert travelled(metric, present).compute().item() == 3.0
 
