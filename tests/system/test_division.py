@@ -162,7 +162,7 @@ def test_workers_without_rows_of_a_call_know_that_it_is_computed_in_full(
     ("args", "options", "most_reads"),
     [
         ((), ("--workers", "3"), 550),
-        (("--readers", "1"), ("--plan", "0:1,2:3,5:2,8:4"), 720),
+        (("--readers", "1"), ("--plan", "0:1,2:3,5:2,8:4"), 650),
         (("--uses", "images"), ("--plan", "0:1,2:3,5:2,8:4"), None),
     ],
 )

@@ -100,9 +100,7 @@ class Call:
         All workers look at the same rows, and find the same. ``hooked`` is the name of a layer with a hook, if any.
         Returns whether that could be seen: not by a single row.
         """
-        shard = self._cut.rows(self._iteration % self._cut.num_shards)
-        stop = min(max(shard.stop, 2), self._cut.num_rows)
-        rows = slice(min(shard.start, max(0, stop - 2)), stop)
+        rows = slice(0, min(max(self._cut.size(0), 2), self._cut.num_rows))
         found = [HOOKED.format(name=hooked)] if hooked else self._mixed(rows)
         if self._passes.changes_inputs:
             found = [*found, CHANGES_INPUTS]
@@ -110,7 +108,7 @@ class Call:
             found = [*found, CHANGES_PARAMETERS]
         if found:
             raise Undividable("; and ".join(found))
-        return rows.stop - rows.start > 1 or self._cut.num_shards == 1
+        return rows.stop > 1 or self._cut.num_shards == 1
 
     def _mixed(self, rows: slice) -> list[str]:
         """Say in what way ``rows`` depend on each other; what cannot be computed for a part of them, is no part."""
@@ -121,7 +119,7 @@ class Call:
                 raise Undividable(f"{message}, {IN_FULL}")
             return [each for each in outputs if isinstance(each, Tensor)]
 
-        is_whole = rows.stop - rows.start < 2 or self._cut.num_shards == 1
+        is_whole = rows.stop < 2 or self._cut.num_shards == 1
         found: list[str] = []
         try:
             for look in (_computed,) if is_whole else (kept, counted, uses_changed, differences):

@@ -22,7 +22,7 @@ from .rows import cut_into
 MAX_CHECKS = 16
 """In so many ways a model may be called, each of which is checked; counters make more."""
 CHECKED_AGAIN = (1, 2, 4, 8, 16)
-"""The iterations that look again whether rows are independent, at other rows: the first ones may be alike."""
+"""The iterations that look again whether rows are independent: samples of earlier batches may be alike."""
 _PLAIN = (type(None), bool, int, float, str)
 
 
@@ -60,14 +60,17 @@ class Division:
         self._number = number
         self.run = run
         self._known = known
-        own = list(model.parameters())
-        self.parameters: list[Tensor] = [parameter for parameter in own if parameter.requires_grad]
-        self._own_parameters = {id(parameter): parameter for parameter in own}
+        self.parameters: list[Tensor] = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        self._modules: list[tuple[str, nn.Module]] = list(model.named_modules())
+        self._own_parameters = [
+            (module._parameters, name, own) for _, module in self._modules for name, own in module._parameters.items()
+        ]
+        """Where each parameter is in the model, and the parameter."""
         self.gradients = Gradients(self.parameters)
         self.anchor = torch.zeros((), requires_grad=True)
         """Makes PyTorch ask for gradients of a call, whatever its inputs are."""
         self._forward: Callable[..., Any] = model.forward
-        self._own = [module for module in model.modules() if not _is_of_torch(type(module))]
+        self._own = [module for _, module in self._modules if not _is_of_torch(type(module))]
         """The modules whose class is not PyTorch's own."""
         self._compiler: Any = None
         """What compiles the model, if the script has called ``torch.compile`` after `prepare`."""
@@ -112,7 +115,7 @@ class Division:
 
         They are gone before the backward pass, in which shards may be computed again.
         """
-        if {id(each) for each in self.model.parameters()} == self._own_parameters.keys():
+        if all(held.get(name) is own for held, name, own in self._own_parameters):
             return False
         if not self._has_warned:
             self._has_warned = True
@@ -139,8 +142,8 @@ class Division:
 
     def _key(self, leaves: Sequence[Any], structure: int) -> tuple[int, int]:
         """The number of the model, and how it is called: with which constants, modes, attributes and hooks."""
-        constants = [leaf if isinstance(leaf, _PLAIN) else type(leaf).__name__ for leaf in leaves]
-        modes = bytes(module.training for module in self.model.modules())
+        constants = [leaf for leaf in leaves if isinstance(leaf, _PLAIN)]
+        modes = [module.training for _, module in self._modules]
         attributes = [
             (name, value)
             for module in self._own
@@ -162,8 +165,7 @@ class Division:
 
     def _hooks(self) -> str:
         """The name of a layer with a hook that would see the rows of a part of the batch; PyTorch's own do not."""
-        name: str
-        for name, module in self.model.named_modules():
+        for name, module in self._modules:
             if name and (module._forward_hooks or module._forward_pre_hooks):
                 hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
                 if not all(map(_is_of_torch, hooks)):
