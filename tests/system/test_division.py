@@ -182,6 +182,12 @@ def test_workers_read_the_rows_of_their_shards(
     assert says == (0 if most_reads else 1)
 
 
+def test_workers_that_join_know_what_a_model_keeps_that_is_computed_in_full(tmp_path: Path) -> None:
+    """The hidden state of a recurrent model, from batch to batch."""
+    outcome = run("situation.py", "--plan", "0:1,2:3,5:2,7:4", home=tmp_path, args=("carried_state",))
+    assert outcome.sha == sha_in(plain_output("situation.py", "carried_state"))
+
+
 STEPS = """
 import torch
 from torch import nn

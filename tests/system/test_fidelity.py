@@ -20,13 +20,7 @@ def outcome(name: str) -> str:
     return table.row_in(TABLE, name).split(" | ")[1]
 
 
-FAULTS = ("carried_state",)
-"""A worker that joins has not what the model has kept in an attribute, and the run ends with an error."""
-TRAINING = [
-    pytest.param(name, marks=[pytest.mark.xfail(strict=True)] if name in FAULTS else [])
-    for name in SITUATIONS
-    if not outcome(name).startswith((NAMED, NAMED_LATE))
-]
+TRAINING = [name for name in SITUATIONS if not outcome(name).startswith((NAMED, NAMED_LATE))]
 
 
 def digest_in(output: str) -> str:

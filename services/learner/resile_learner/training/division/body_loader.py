@@ -53,7 +53,9 @@ class BodyLoader:
         self._plan = None if is_stream(read.dataset) else plan_bodies(read.dataset, self._settings)
         held = [each for module in model.modules() for each in getattr(module, "holds", ())]
         known = [model, *optimizers, *settings.state.values(), *held, self]
-        self._variables = LoopVariables(known, read.dataset, lambda message: self._started.warn(message))
+        self._variables = LoopVariables(
+            known, read.dataset, lambda message: self._started.warn(message), lambda: self._started.models_in_full
+        )
         self._departure = Departure(
             model,
             loop="loader.epochs()",

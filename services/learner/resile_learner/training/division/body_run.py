@@ -302,6 +302,11 @@ class BodyRun(BaseRun):
         return self._batches.plan
 
     @property
+    def models_in_full(self) -> dict[str, nn.Module]:
+        """The models that each worker computes in full, by their numbers."""
+        return {str(number): self._divisions[number].model for number in sorted(self._known.undivided)}
+
+    @property
     def recomputes(self) -> bool:
         """Whether shards are computed again for their backward pass."""
         return self.settings.recompute

@@ -89,6 +89,10 @@ class Values:
         """Return ``value`` as a tree of plain values. Raises OpaqueValue or LargeValue."""
         return _Encoding(self._is_known).encode(value)
 
+    def encode_attributes(self, module: nn.Module) -> Any:
+        """Return the attributes of ``module`` and its parts as a tree of plain values. Raises LargeValue."""
+        return _Encoding(self._is_known).encode_parts(_parts(module))
+
 
 def _mark_array(value: Any) -> Any:
     if is_deferred(value):  # it is obtained only where it travels
@@ -161,10 +165,14 @@ class _Encoding:
             raise OpaqueValue
         if isinstance(value, nn.Module):
             state, parts = content
-            return ("module", self.encode(state), {path: self._encode_each(each) for path, each in parts.items()})
+            return ("module", self.encode(state), self.encode_parts(parts))
         if has_state(value):
             return ("state", self.encode(content))
         return ("object", type(value).__module__, type(value).__qualname__, self._encode_each(content))
+
+    def encode_parts(self, parts: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Encode the attributes of the parts of a module, by their paths."""
+        return {path: self._encode_each(each) for path, each in parts.items()}
 
     def _encode_each(self, attributes: Mapping[str, Any]) -> dict[str, Any]:
         """Encode attributes; one that cannot travel stays what the script has made it."""
@@ -215,6 +223,12 @@ def restore(present: Any, encoded: Any) -> Any:
     return _Restoring().restore(present, encoded)
 
 
+@torch.no_grad()
+def restore_attributes(module: nn.Module, encoded: Mapping[str, Mapping[str, Any]]) -> None:
+    """Set the attributes of ``module`` and its parts that `Values.encode_attributes` has encoded."""
+    _Restoring().restore_parts(module, encoded)
+
+
 class _Restoring:
     """Restores one value."""
 
@@ -247,9 +261,8 @@ class _Restoring:
             case "module":
                 state, parts = content
                 self._restore_state(present, state)
-                modules = {} if present is None else dict(present.named_modules())
-                for path in parts.keys() & modules.keys():
-                    self._set_attributes(modules[path], parts[path])
+                if present is not None:
+                    self.restore_parts(present, parts)
                 return present
             case "generator":
                 _set_generator_state(present, self.restore(None, content[1]))
@@ -265,6 +278,11 @@ class _Restoring:
         if present is not None:
             self._set_attributes(present, attributes)
         return present
+
+    def restore_parts(self, module: nn.Module, parts: Mapping[str, Mapping[str, Any]]) -> None:
+        modules = dict(module.named_modules())
+        for path in parts.keys() & modules.keys():
+            self._set_attributes(modules[path], parts[path])
 
     def _set_attributes(self, present: Any, attributes: Mapping[str, Any]) -> None:
         for attribute, item in attributes.items():
@@ -351,7 +369,7 @@ def _content(value: Any) -> Any:
             return None
         if not isinstance(value, nn.Module):
             return state
-        return state, {path: _attributes(part) for path, part in value.named_modules()}
+        return state, _parts(value)
     slots = (name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ()))
     attributes = {name: getattr(value, name) for name in slots if hasattr(value, name)}
     attributes |= getattr(value, "__dict__", {})
@@ -361,10 +379,14 @@ def _content(value: Any) -> Any:
     return attributes
 
 
+def _parts(module: nn.Module) -> dict[str, dict[str, Any]]:
+    return {path: _attributes(part) for path, part in module.named_modules()}
+
+
 def _attributes(module: nn.Module) -> dict[str, Any]:
     """The attributes of a module beside what PyTorch gives to each, such as its parameters, parts and hooks."""
     attributes = {name: value for name, value in vars(module).items() if name not in _OF_MODULES or name == "training"}
     return attributes | {name: module._buffers[name] for name in module._non_persistent_buffers_set}
 
 
-_OF_MODULES = frozenset(vars(nn.Module()))
+_OF_MODULES = frozenset((*vars(nn.Module()), "forward"))

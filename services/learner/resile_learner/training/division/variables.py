@@ -4,28 +4,41 @@ What every worker has anyway does not travel: variables that have not changed si
 optimizers of the run, and what the body assigns before it reads it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
+from torch import nn
+
 from .frames import assigned_first, frames_of, loop_frame, scope_of, write_back
-from .values import MAX_BYTES, LargeValue, OpaqueValue, Values, restore
+from .values import MAX_BYTES, LargeValue, OpaqueValue, Values, restore, restore_attributes
+
+_MODELS = "models"
+"""The scope of the attributes of models."""
 
 
 class LoopVariables:
     """The variables around the loop, as a part of a run's state.
 
     ``known`` are the objects whose values are parts of that state already. The attributes of the loader's
-    ``dataset`` are like variables: the body may change its labels.
+    ``dataset`` are like variables: the body may change its labels. So are those of the models that
+    ``in_full()`` returns by name: what they keep from call to call is alike on all workers.
     """
 
     may_differ = True
     """Whether members may have different values: such as times."""
 
-    def __init__(self, known: Iterable[object], dataset: object, warn: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        known: Iterable[object],
+        dataset: object,
+        warn: Callable[[str], None],
+        in_full: Callable[[], Mapping[str, nn.Module]] = dict,
+    ) -> None:
         self._values = Values([*known, self])
         self._dataset = dataset
+        self._in_full = in_full
         self.warn = warn
         self._frames: list[FrameType] = []
         self._outermost: int | None = None
@@ -64,6 +77,10 @@ class LoopVariables:
                     self._marks[scope][name] = None  # it is given on, whatever it is
         for frame in self._frames:
             write_back(frame)
+        models = self._in_full()
+        for name, attributes in received.get(_MODELS, {}).items():
+            if name in models:
+                restore_attributes(models[name], attributes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the variables that have changed, by scope and name."""
@@ -78,15 +95,20 @@ class LoopVariables:
                 is_skipped = number == 0 and name in skipped
                 if not is_skipped and (name not in marks or self._values.mark(value) != marks[name]):
                     self._add(changed[scope], name, value)
+        changed[_MODELS] = {}
+        for name, model in self._in_full().items():
+            self._add(changed[_MODELS], name, model, encode=self._values.encode_attributes)
         return changed
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Keep what `state_dict` returned on another worker, or in an earlier run, for `restore`."""
         self._received = state_dict
 
-    def _add(self, changed: dict[str, Any], name: str, value: Any) -> None:
+    def _add(
+        self, changed: dict[str, Any], name: str, value: Any, *, encode: Callable[[Any], Any] | None = None
+    ) -> None:
         try:
-            changed[name] = self._values.encode(value)
+            changed[name] = (encode or self._values.encode)(value)
         except OpaqueValue:
             return
         except LargeValue:
