@@ -1,4 +1,4 @@
-"""`resile check`: whether a script trains elastically, by a few of its iterations on changing numbers of workers."""
+"""`resile check`: tries a few iterations of a script on changing numbers of workers, and reports on one page."""
 
 import asyncio
 import signal
@@ -20,11 +20,11 @@ from .options import With, environment, naming_flags, required
 app = typer.Typer()
 DEFAULT_ITERATIONS = 12
 HAS_FINDINGS = 3
-"""The exit status of a script that trains, and of which something is to be known."""
+"""The exit status of a script that trains, but has findings."""
 
 
 @app.command(
-    short_help="Try a script for a few iterations, and say what is to be known before it trains.",
+    short_help="Try a script for a few iterations, and report what would be warned of or refused.",
     epilog="Exit status: 0 nothing to report, 1 it cannot train, 2 invalid arguments, 3 it trains, with findings.",
 )
 def check(
@@ -137,21 +137,23 @@ class _Trial:
         self._local = LocalRun(settings)
         self._iterations = iterations
         self._report = Report(settings.script)
-        self._is_stopping = False
+        self._is_stopping = self._is_interrupted = False
 
     async def run(self) -> Report:
         for number in (signal.SIGINT, signal.SIGTERM):
-            asyncio.get_running_loop().add_signal_handler(number, self._stop)
+            asyncio.get_running_loop().add_signal_handler(number, self._interrupt)
         result, report = await self._local.run(self._on_event), self._report
         report.bits = result.as_json()["bits"] or report.bits
         if result.outcome.state == "failed":
             report.error, report.details = result.outcome.error, result.outcome.details
+        elif self._is_interrupted:
+            report.error = "interrupted before the end of the trial"
         return report
 
-    def _stop(self) -> None:
-        if not self._is_stopping:
-            self._is_stopping = True
-            self._local.stop()
+    def _interrupt(self) -> None:
+        """Stop the run, at once if it is asked for twice."""
+        self._is_interrupted = True
+        self._local.stop()
 
     def _on_event(self, event: "RunEvent") -> None:
         from ..local.events import Noted, Progressed, Rescaled, TrainingCalled
@@ -167,7 +169,8 @@ class _Trial:
                 report.findings.append(text)
             case Progressed(progress=progress):
                 report.iterations = progress.iteration
-                if progress.iteration >= self._iterations:
-                    self._stop()
+                if progress.iteration >= self._iterations and not self._is_stopping:
+                    self._is_stopping = True
+                    self._local.stop()
             case _:
                 pass
