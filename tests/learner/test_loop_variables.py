@@ -17,6 +17,7 @@ from torchmetrics import MeanMetric
 
 from resile_learner.state.flat import flatten, unflatten
 from resile_learner.training.division import values
+from resile_learner.training.division.body_loader import _Asked
 from resile_learner.training.division.deferred import Deferred, Stored, has_rows, is_deferred
 from resile_learner.training.division.frames import assigned_first, frames_of, write_back
 from resile_learner.training.division.values import LargeValue, OpaqueValue, Values, restore
@@ -379,3 +380,25 @@ def test_what_the_body_changes_in_the_loader_s_dataset_travels() -> None:
     with others.seen_from(frame, is_outermost=True):
         others.restore()
     assert joined.labels == [0, 0, 7, 0, 0]
+
+
+def around(batches: Any) -> Any:
+    yield from batches
+
+
+@pytest.mark.parametrize(
+    ("wrapped", "numbers", "says"),
+    [
+        (lambda batches: enumerate(batches), [2, 3], False),
+        (lambda batches: enumerate(around(batches)), [0, 1], True),
+        (lambda batches: zip("abcd", around(batches), strict=False), ["a", "b"], True),
+        (around, [5, 6], False),
+    ],
+)
+def test_what_counts_around_a_generator_cannot_go_on_and_is_named(
+    wrapped: Callable[[Any], Any], numbers: list[Any], says: bool
+) -> None:
+    said: list[str] = []
+    asked = _Asked(iter([5, 6]), LoopVariables([], None, said.append), num_before=2)
+    assert [each[0] if isinstance(each, tuple) else each for each in wrapped(asked)] == numbers
+    assert len(said) == says

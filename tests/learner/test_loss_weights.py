@@ -221,6 +221,24 @@ def test_shards_that_disagree_on_weights_are_refused() -> None:
         trained_by(sometimes)
 
 
+@pytest.mark.parametrize("loss_fn", [ignoring, masked])
+def test_a_single_shard_has_the_bits_of_the_plain_loop(loss_fn: Loss) -> None:
+    trained = model()
+    optimizer = torch.optim.SGD(trained.parameters(), lr=0.5)
+
+    def run() -> None:
+        enter_session(SoloSession())
+        loop = ElasticLoop(trained, optimizer, dataset(), batch_size=BATCH, num_shards=1, shuffle=False)
+        for iteration in loop:
+            for x, y in iteration.shards():
+                iteration.backward(loss_fn(trained(x), y))
+            if iteration.exchange():
+                optimizer.step()
+
+    Context().run(run)
+    assert torch.equal(nn.utils.parameters_to_vector(trained.parameters()), plain(loss_fn))
+
+
 def test_a_weight_below_0_is_refused() -> None:
     with pytest.raises(UsageError, match="weigh"):
         weigh(torch.tensor(-1.0))

@@ -279,8 +279,10 @@ def _counting(batches: _Asked) -> Any:
 
 def _is_counted_around(caller: FrameType) -> bool:
     """Whether ``caller`` is a generator within ``enumerate`` or ``zip``, which cannot be made to skip while it runs."""
-    running = (each for each in gc.get_objects() if type(each) is GeneratorType and each.gi_frame is caller)
-    return any(_wrapper(each) is not None for each in running)
+    running = [each for each in gc.get_objects() if type(each) is GeneratorType and each.gi_frame is caller]
+    around = [each for generator in running for each in gc.get_referrers(generator)]
+    within_zips = [other for each in around if type(each) is tuple for other in gc.get_referrers(each)]
+    return any(type(each) in (enumerate, zip) for each in (*around, *within_zips))
 
 
 _COUNTED_AROUND = (
