@@ -5,6 +5,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 from resile.training import prepare
@@ -148,3 +149,24 @@ def in_model(text: str, of_logits: LossFunction, name: str) -> None:
 
     computed.__name__ = name
     loss(text, WithLoss)(computed)
+
+
+def error(model: Any, batch: Any) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1])
+
+
+def norm_of(parameters: Any) -> Tensor:
+    return torch.stack([each.grad.norm() for each in parameters]).norm()
+
+
+def train_with(script: Script, model: Any, optimizer: Any, loader: Any) -> None:
+    for _ in script.epochs():
+        for batch in loader:
+            optimizer.zero_grad()
+            error(model, batch).backward()
+            optimizer.step()
+    script.print(getattr(optimizer, "steps", 0))
+
+
+def script_state(script: Script, part: Any) -> dict[str, Any]:
+    return {} if script.body == "plain" else {"state": {"part": part}}

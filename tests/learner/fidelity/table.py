@@ -4,12 +4,12 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
-from . import loops, losses, models
+from . import batches, besides, loops, losses, models, passes
 from .outcome import outcomes
 from .situation import SITUATIONS
 
 FILE = Path(__file__).resolve().parents[3] / "docs" / "fidelity.md"
-DECLARE = (loops, losses, models)
+DECLARE = (loops, passes, batches, besides, losses, models)
 """The modules that declare situations as they are imported."""
 WAYS = ("batch", "shard", "ElasticLoop", "ElasticModel")
 _TABLE = re.compile(r"(<!-- table -->\n).*?(<!-- end -->)", re.DOTALL)
