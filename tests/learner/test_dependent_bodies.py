@@ -21,6 +21,7 @@ from resile_learner.state.facts import MembersDiffer, check_members_agree
 from resile_learner.training.digest import dataset_digest
 from resile_learner.training.watch.averages import AverageWatch
 from resile_learner.training.watch.carried_state import CarriedState
+from resile_learner.training.watch.joint_rows import COMPARED_AT
 from resile_learner.training.watch.losses import LossIsASum, LossIsDivided
 from resile_learner.training.watch.repeatability import (
     NewMembers,
@@ -395,7 +396,7 @@ def test_what_begins_with_a_number_of_batches_is_seen_while_workers_with_fewer_s
     assert any(is_compared_iteration(number) for number in range(begins, threshold))
 
 
-def test_the_comparison_of_shards_reads_the_first_one_again_only_then() -> None:
+def test_shards_are_read_again_only_where_they_are_compared() -> None:
     reads: list[int] = []
 
     class Counted(Samples):
@@ -408,7 +409,9 @@ def test_the_comparison_of_shards_reads_the_first_one_again_only_then() -> None:
     in_digest = len(reads)
     body.train(epochs=6)
     compared = len([0, 2, 4, 6, 8, 12, 16])  # of 24; the first ones of epochs 1, 2 and 4 are among them
-    assert len(reads) - 2 * in_digest - 6 * 32 == compared * 2 * 4  # two more times a shard of four
+    of_first = compared * 4 * 4  # two more times a shard of four as it is computed, and two as it is computed again
+    of_rows = len(COMPARED_AT) * (4 + 4 + 8)
+    assert len(reads) - 2 * in_digest - 6 * 32 == of_first + of_rows
 
 
 @pytest.mark.parametrize("name", ["WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"])

@@ -305,7 +305,7 @@ class Noisy(nn.Module):
         (Balanced, "depends on its buffer seen, largest after the call has changed it"),
         (Keeping, "the model changes its attribute features when it is called"),
         (Warming, "the model changes its attribute steps when it is called"),
-        (Usual, ""),
+        (Usual, "BatchNorm normalizes each shard by the statistics of its own samples.* at once and in two parts"),
         (Noisy, ""),
     ],
 )

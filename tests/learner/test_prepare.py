@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from contextvars import Context
@@ -157,9 +158,10 @@ def test_a_loader_yields_the_shards_and_counts_them() -> None:
         lengths.add(len(loader))
 
     ordinary(DataLoader(data(), batch_size=16, shuffle=True), num_shards=4, each_batch=count)
-    assert lengths == {len(counts) / EPOCHS}
-    assert counts[:5] == [0, 0, 0, 0, 1]
-    assert counts[-1] == 3 * EPOCHS - 1
+    assert lengths == {12}
+    again = [0] * 7 + [1] * 3 + [8] * 3 + [2, 3, 4, 6, 8]
+    """What does not count: rows in two parts and at once, also for BatchNorm; the first shard, as it is compared."""
+    assert Counter(counts) == Counter([*range(9), *range(9), *range(9), *range(9), *again])
 
 
 def test_gradients_are_whole_after_the_last_shard_of_an_iteration() -> None:
@@ -170,7 +172,8 @@ def test_gradients_are_whole_after_the_last_shard_of_an_iteration() -> None:
         epochs=1,
         each_batch=lambda loader: whole.append(loader.sync_gradients),
     )
-    assert whole == [False, True] * 3
+    assert sum(whole) == 3
+    assert whole[-2:] == [False, True]
 
 
 def wrong_batch(optimizer: Any, loss: torch.Tensor, number: int, mistake: str) -> None:
@@ -212,7 +215,10 @@ def wrong(loader: ElasticLoader, model: nn.Module, optimizer: Any, mistake: str)
         ("skips", r"a batch ended without loss.backward\(\).*torch.autograd.grad .*resile.training.undivided\(\)"),
         ("twice", r"backward\(\) was called twice for a batch.*such as SAM, use prepare\(\) without body=.shard"),
         ("closure", r"optimizer.step\(closure\) was called outside of a batch, twice in a batch, or after"),
-        ("accumulates", r"an iteration ended without optimizer.step\(\).*accumulate=... of prepare"),
+        (
+            "accumulates",
+            r"optimizer.step\(\) was called in some batches of an iteration and not.*accumulate=... of prepare",
+        ),
         ("steps twice", "called 2 times in one iteration"),
         ("steps late", "called 2 times in one iteration"),
         ("breaks", r"left at iteration 0, before the end of epoch 0.* call loader.stop\(\) instead of `break`"),

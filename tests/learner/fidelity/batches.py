@@ -19,7 +19,7 @@ class Indexed(Dataset[Any]):
         return index, *data()[index]
 
 
-@loop("losses kept for each sample by its index, as weights of the next epoch")
+@loop("losses kept for each sample by its index, as weights of the next epoch", begins_late=True)
 def kept_losses(script: Script) -> None:
     model = perceptron()
     model, optimizer, loader = script.prepare(model, sgd(model), script.loader_of(Indexed()))

@@ -134,7 +134,7 @@ def frozen(script: Script) -> None:
             optimizer.step()
 
 
-@loop("parameters added to the optimizer in a later epoch")
+@loop("parameters added to the optimizer in a later epoch", begins_late=True)
 def added_parameters(script: Script) -> None:
     model: Any = perceptron()
     model, optimizer, loader = script.prepare(model, torch.optim.SGD(model[2].parameters(), lr=0.1))

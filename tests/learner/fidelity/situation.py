@@ -68,6 +68,8 @@ class Situation(NamedTuple):
     """Whether it draws random numbers while it trains, which plain PyTorch and Resile seed each in their way."""
     needs_order: bool = False
     """Whether it depends on the order of samples in a batch, which ElasticModel shuffles."""
+    begins_late: bool = False
+    """Whether it is like a usual loop in its first iterations: it is in time to name it when it is not any more."""
     tolerance: float = 1e-5
 
 

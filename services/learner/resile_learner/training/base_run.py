@@ -1,7 +1,10 @@
 """What every run of a training call has, and what a script may ask of it."""
 
+from collections.abc import Sequence
+
 from torch import nn
 
+from ..messages import Warned
 from ..session import Session
 from ..state.run import RunState
 from .data.batches import Position
@@ -22,6 +25,8 @@ class BaseRun:
     state: RunState
     _protocol: TrainingProtocol
     _reproducibility: Reproducibility
+    _notes: Sequence[str] = ()
+    """What the user should know before the first iteration."""
 
     def stop(self) -> None:
         """End the run after the open iteration, on all workers alike."""
@@ -60,6 +65,15 @@ class BaseRun:
     def params_sha256(self) -> str:
         """The digest of the final parameters."""
         return params_sha256(self.model)
+
+    def warn(self, message: str) -> None:
+        """Tell the user, if this is the worker that does."""
+        if self.session.view.rank == 0:
+            self.session.report(Warned(worker=self.session.view.me, message=message))
+
+    def _warn_of_notes(self) -> None:
+        for note in self._notes if self.iteration == 0 else ():
+            self.warn(note)
 
     @property
     def _position(self) -> Position:

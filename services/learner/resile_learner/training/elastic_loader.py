@@ -45,6 +45,12 @@ _SECOND_PASS = (
     f"the prepared loader was iterated a second time in one epoch, but trains once in each. {_ANOTHER}. To train "
     "longer, name more epochs in loader.epochs()"
 )
+_SOME_STEPS = (
+    "optimizer.step() was called in some batches of an iteration and not in others: batches are shards of a global "
+    "batch here, whose gradients are summed before the step. Call it in every batch (it acts once an iteration), and "
+    "accumulate gradients by accumulate=... of prepare(), or let the body run once for each batch of the loader, by "
+    'prepare(..., body="batch")'
+)
 _COMPLETE = f"the prepared loader was used after training was complete, when it has no more batches. {_ANOTHER}"
 
 _TWICE = (
@@ -105,6 +111,8 @@ class ElasticLoader:
         """The newest loss that had its backward pass in a closure."""
         self._num_losses = 0
         """How many losses of the newest batch have had their backward pass."""
+        self._steps: list[bool] = []
+        """Whether the optimizer was stepped in each batch of the open iteration that does not complete it."""
         self._is_between_epochs = False
         """Whether the script runs its code at the end or at the start of an epoch."""
         self._is_behind = False
@@ -329,6 +337,8 @@ class ElasticLoader:
                     "body steps them"
                 )
             )
+        if self._steps:
+            self._steps[-1] = True
         return self._is_exchanged and self._iteration.turn == turn
 
     def may_step_schedule(self, turn: int) -> bool:
@@ -428,8 +438,10 @@ class ElasticLoader:
             self._cancel_step()
 
     def _evaluated(self, iteration: Iteration) -> Iterator[Any]:
+        self._steps = []
         for batch in iteration.shards() if iteration.num_held else iteration.spare_shard():
             self._is_fresh, self._num_losses = False, 0
+            self._steps.append(False)
             with handled_backward(partial(self._backward, iteration)), clipping_without_gradients():
                 yield batch
             self._raise_refusal()
@@ -448,6 +460,8 @@ class ElasticLoader:
                     "backward() once for each optimizer, in the order of their steps; optimizers that share a loss "
                     "can be one optimizer with several parameter groups"
                 )
+            if not iteration.is_exchanged and len(set(self._steps)) > 1:
+                raise UsageError(_SOME_STEPS)
 
     def _backward(self, iteration: Iteration, loss: Tensor, run: Backward) -> None:
         turn, self._num_losses = self._num_losses, self._num_losses + 1

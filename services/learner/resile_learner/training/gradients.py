@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from resile_shared.errors import UsageError
@@ -64,6 +64,17 @@ class Gradients:
         """Clear all gradients before the next backward pass."""
         for parameter in self._parameters:
             parameter.grad = None
+
+    def names(self, model: nn.Module) -> list[str]:
+        """The names that the parameters have in ``model``."""
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        return [names[id(parameter)] for parameter in self._parameters]
+
+    def take(self) -> dict[int, Tensor]:
+        """Take the gradients that a backward pass has left away from the parameters, by the number of each."""
+        found = {i: p.grad for i, p in enumerate(self._parameters) if p.grad is not None}
+        self.clear()
+        return found
 
     def expect(self, step: LeafStep) -> None:
         """Let gradient hooks fold the next leaf, bucket by bucket, during its backward pass."""

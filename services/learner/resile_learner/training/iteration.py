@@ -23,14 +23,15 @@ from .data.batches import Indices
 from .data.fetch import Fetched
 from .header import NO_INDICES, ComputedShards, PartialSums, RoundHeader, add_scalars, fold_leaves
 from .leaves import SHARD_SQUARES, Leaves
-from .loss_weights import forget_weight, weigh
+from .loss_weights import forget_weight, has_weight, weigh
 from .noise import SquaredNorms
 from .rounds import RoundResult
 from .seeds import mix, seed_all
 from .stragglers import Pace
 from .watch.changed_buffers import ChangedBuffers
+from .watch.joint_rows import JointRows
 from .watch.losses import NotANumber, check_not_summed
-from .watch.repeatability import ShardFingerprint, check_same_batch, fingerprint, read_twice
+from .watch.repeatability import ShardFingerprint, check_computed_again, check_same_batch, fingerprint, read_twice
 from .workspace import IterationSpec, Workspace
 
 P = ParamSpec("P")
@@ -93,11 +94,15 @@ class Iteration:
         self._first_batch: Any = None
         """The batch of shard 0, if that shard is compared."""
         self._first_shard: ShardFingerprint | None = None
+        self._first_again: ShardFingerprint | None = None
+        """What a worker by itself has computed of shard 0 again."""
         self._watched = ExitStack()
         self._changed: ChangedBuffers | None = None
         """Watches the current shard, if it does."""
         self._is_spare = False
-        """Whether the current shard is another worker's, and does not count."""
+        """Whether the current shard does not count: it is another worker's, or is computed again."""
+        self._joint: JointRows | None = None
+        """Compares the current pass with others, if it does. The pass does not count."""
         self.has_begun = False
         """Whether the script has taken a shard or, if this worker holds none, begun the exchange."""
         self.refusal: ResileError | None = None
@@ -177,9 +182,11 @@ class Iteration:
             raise EvaluationAbandoned
         self.evaluate_again()
         self._processor = time.process_time()
+        if self._spec.view.rank == 0 and self.is_first_evaluation:
+            yield from self._joint_rows()
         for done, leaf in enumerate(range(*self._held)):
             is_last = done == self.num_held - 1
-            if is_last and self._compares and self._held.lo > 0:
+            if is_last and self._compares and (self._held.lo > 0 or self._is_alone):
                 yield from self.spare_shard()  # before the last shard, whose gradients are exchanged as they come
             self._phases.enter("data")
             fetched = self._read(leaf)
@@ -220,6 +227,40 @@ class Iteration:
         self._workspace.rounds.withdraw(self._round)
 
     @property
+    def _is_alone(self) -> bool:
+        """Whether there is no other worker to compare shard 0 with; a single shard is computed once, as plainly."""
+        return self._spec.view.size == 1 and self._batch.num_shards > 1
+
+    def _joint_rows(self) -> Iterator[Any]:
+        """Rows of the batch in two parts and as one, in passes that do not count. A difference is warned of."""
+        joint = self._workspace.joint
+        for rows in joint.passes(self.number // self._spec.num_turns, self._batch, self._gradients):
+            self._phases.enter("data")
+            fetched = self._workspace.source.read_again(self._batch, rows)
+            self._begin_shard(0)
+            self._joint = joint
+            with self._workspace.watch.shard(is_last=False), joint.computing(len(fetched.indices)):
+                yield fetched.batch
+            self._check_shard(is_computed=self._joint is None)
+        if warning := joint.finding():
+            self._warn(warning)
+
+    def _compute_joint(
+        self, joint: JointRows, loss: Tensor, run: Callable[[Tensor], None], value: Tensor | float
+    ) -> None:
+        self._joint = None
+        found = self._leaves.weight_of(loss, num_samples=joint.num_samples)
+        weight = float(joint.num_samples) if found.value is None else found.value
+        if weight:
+            self._run(loss, run, share=weight / self.num_samples)
+        joint.add(loss, float(value.detach() if isinstance(value, Tensor) else value), weight, found.warning)
+
+    def _run(self, loss: Tensor, run: Callable[[Tensor], None], *, share: float) -> None:
+        weighted = loss if share == 1.0 else loss * share
+        with self._determinism.backward(weighted):
+            run(weighted)
+
+    @property
     def _compares(self) -> bool:
         return self._spec.is_compared and self.is_first_evaluation
 
@@ -235,7 +276,7 @@ class Iteration:
         return self._workspace.source.next_shard(self._spec.position, self.turn, self._spec.view)
 
     def _read_again(self, leaf: int) -> Fetched:
-        return self._workspace.source.read_again(self._batch, leaf)
+        return self._workspace.source.read_again(self._batch, self._batch.rows(leaf))
 
     @property
     def num_held(self) -> int:
@@ -347,37 +388,48 @@ class Iteration:
         ``values`` are means over the shard, among them "loss". Nothing of a spare shard is kept.
         """
         self._allows_nan = allows_nan
+        if self._joint:
+            self._check_loss(loss, self._joint.num_samples)
+            self._compute_joint(self._joint, loss, run, values["loss"])
+            return
         if self._changed:
             self._check_changed(loss)
         is_spare, self._is_spare = self._is_spare, False
         leaf = 0 if is_spare else self._held.lo + len(self._leaves.computed)
-        if loss.numel() != 1:
-            raise UsageError(
-                f"the loss has shape {tuple(loss.shape)}: loss_fn has to return the mean over its batch, a scalar"
-            )
-        check_not_summed(loss, num_samples=len(self._batch.shard(leaf)), batch_size=self.num_samples)
+        self._check_loss(loss, len(self._batch.shard(leaf)))
+        print_ = None
         if self._compares and leaf == 0:
-            self._first_shard = fingerprint(self._first_batch, values["loss"])
+            print_ = fingerprint(self._first_batch, values["loss"])
             self._first_batch = None
         computed, warning = self._leaves.weighed(leaf, loss, values)
         if warning:
             self._warn(warning)
         if computed.share:  # a shard that counts nothing may have no loss
-            weighted = loss if computed.share == 1.0 else loss * computed.share
-            with self._determinism.backward(weighted):
-                run(weighted)
+            self._run(loss, run, share=computed.share)
         if self._compares:
             self._workspace.watch.on_backward()
         step = None if is_spare else self._plan.steps[leaf - self._held.lo]
         self._buffers.collect(self._part(leaf), step)
         if is_spare:
-            if self._first_shard:
-                self._first_shard = self._first_shard._replace(gradients=self._gradients.digest())
+            print_ = print_ and print_._replace(gradients=self._gradients.digest())
+            if self._is_alone:
+                self._first_again = print_
+            else:
+                self._first_shard = print_
             self._gradients.clear()
             return
+        self._first_shard = print_ or self._first_shard
         if step and leaf < self._held.hi - 1:
             self._gradients.fold(step)
         self._leaves.add(computed)
+
+    def _check_loss(self, loss: Tensor, num_samples: int) -> None:
+        if loss.numel() != 1:
+            raise UsageError(
+                f"the loss has shape {tuple(loss.shape)}: loss_fn has to return the mean over its batch, a scalar"
+            )
+        if not has_weight():
+            check_not_summed(loss, num_samples=num_samples, batch_size=self.num_samples)
 
     def _warn(self, text: str) -> None:
         if self._spec.view.rank == 0:
@@ -400,8 +452,7 @@ class Iteration:
         self._workspace.state.note_modes()
         self._workspace.attributes.open()
         self._gradients.push_rest(self._round.exchange.push)
-        if self._first_shard and self._held.lo == 0 and self.num_held:
-            self._first_shard = self._first_shard._replace(gradients=self._gradients.first_digest())
+        self._complete_fingerprint()
         for number in range(len(self._buffers.sums)):
             self._round.exchange.push(len(self._gradients.buckets) + number)
         partials = self._partials()  # on a device, this waits for the last of the compute
@@ -449,6 +500,15 @@ class Iteration:
         seed_all(mix(self._spec.seed, "update", self.number))  # whichever shard this worker computed last
         self._phases.enter("callback")
         return True
+
+    def _complete_fingerprint(self) -> None:
+        """Add the gradients to the fingerprint of shard 0, if it is one of this worker's own."""
+        if not (self._first_shard and self._held.lo == 0 and self.num_held):
+            return
+        self._first_shard = self._first_shard._replace(gradients=self._gradients.first_digest())
+        if self._first_again:
+            operations = self._determinism.reproducibility.operations
+            check_computed_again(self._first_shard, self._first_again, has_same_bits=not operations)
 
     def _exchange_late(self, first: RoundResult) -> tuple[RoundResult, Deltas]:
         """Combine the changes to buffers that are too large for a header, in a round that follows the ``first``."""

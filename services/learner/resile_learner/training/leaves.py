@@ -10,7 +10,7 @@ from resile_shared.errors import UsageError
 
 from ..collectives.tree import Interval
 from .data.batches import Batch
-from .loss_weights import BY_SAMPLES, LossWeights
+from .loss_weights import BY_SAMPLES, LossWeight, LossWeights
 from .metric_names import find_partial_metric
 
 SHARD_SQUARES = "resile/shard squares"
@@ -45,10 +45,14 @@ class Leaves:
         self._held = held
         self._weights = weights if batch.num_shards > 1 else None  # a single one counts as a whole
 
+    def weight_of(self, loss: Tensor, *, num_samples: int) -> LossWeight:
+        """Return how much a ``loss`` of so many samples counts."""
+        return self._weights.of(loss, num_samples=num_samples) if self._weights else BY_SAMPLES
+
     def weighed(self, leaf: int, loss: Tensor, values: Values) -> tuple[Leaf, str]:
         """Return a shard with this ``loss``, to be added once its gradients are computed, and what to warn of."""
         num_samples = len(self._batch.shard(leaf))
-        found = self._weights.of(loss, num_samples=num_samples) if self._weights else BY_SAMPLES
+        found = self.weight_of(loss, num_samples=num_samples)
         weight = float(num_samples) if found.value is None else found.value
         share = weight / len(self._batch.indices)
         return Leaf(values, weight, share, has_own_weight=found.value is not None), found.warning

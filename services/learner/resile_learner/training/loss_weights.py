@@ -117,6 +117,11 @@ def weigh(weight: Tensor | float) -> None:
     _given[:] = [value]
 
 
+def has_weight() -> bool:
+    """Whether `weigh` was called for what is computed now."""
+    return bool(_given)
+
+
 _given: list[float] = []
 """What `weigh` was given in this shard."""
 forget_weight = _given.clear

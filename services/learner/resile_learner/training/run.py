@@ -37,11 +37,13 @@ from .noise import NoiseScale
 from .prewarm import prewarm_devices, prewarm_optimizer
 from .protocol import TrainingProtocol
 from .received import ReceivedState
+from .repeated_call import notes_of_call
 from .rounds import Rounds
 from .scalers import prepared_scalers
 from .seeds import mix
 from .settings import TrainingSettings, facts_of
 from .validation import open_validator
+from .watch.joint_rows import JointRows
 from .watch.optimizer_watch import check_optimizers, optimizer_parts
 from .watch.repeatability import NewMembers, is_compared_in_epoch, is_compared_iteration
 from .watch.script_watch import ScriptWatch
@@ -146,6 +148,7 @@ class Run(BaseRun):
                 "this loop has run already: a script has one training call; raise `epochs` to train longer"
             )
         self._has_started = True
+        self._notes = [*notes_of_call(), *self._notes_of_batches()]
         with ExitStack() as stack:
             determinism = stack.enter_context(deterministic(self._reproducibility, threads=self.settings.threads))
             stack.callback(self._checkpoints.close)
@@ -161,6 +164,7 @@ class Run(BaseRun):
 
     def _iterate(self, workspace: Workspace) -> Iterator[Iteration]:
         """One iteration. Raises Abandoned if a member was lost in it."""
+        self._warn_of_notes()
         phases, view = self.session.phases, self.session.view
         position, turn = self._position, self.state.progress.turn
         self._watch.check_unchanged(
@@ -301,6 +305,13 @@ class Run(BaseRun):
             known_probes=self.session.known_probes,
         )
 
+    def _notes_of_batches(self) -> Iterator[str]:
+        plan = self._source.plan
+        if self._source.has_known_length and plan.joins_lone_sample and self.settings.batch_range is None:
+            yield LONE_SAMPLE
+        if self._has_epochs and self._num_turns > 1:
+            yield SEVERAL_OPTIMIZERS.format(number=self._num_turns)
+
     def _workspace(self, determinism: Determinism) -> Workspace:
         return Workspace(
             session=self.session,
@@ -314,6 +325,7 @@ class Run(BaseRun):
             scalers=self._scalers,
             loss_weights=None if self.settings.weighs_by_samples else LossWeights(),
             watch=self._watch.body,
+            joint=JointRows(self.model, compares=not (self.settings.is_fast or self.settings.weighs_by_samples)),
             determinism=determinism,
         )
 
@@ -386,3 +398,14 @@ class Run(BaseRun):
         num_batches = end - self.iteration
         total = self.iteration + num_batches * self._num_turns - progress.turn
         progress.iterations_total = min(total, self.settings.max_iterations or total)
+
+
+LONE_SAMPLE = (
+    "the last batch of an epoch would have one sample, which joins the batch before it: set drop_last to leave it out, "
+    'or let the body of the loop run once for each batch, by prepare(..., body="batch"), where it is a batch of its own'
+)
+SEVERAL_OPTIMIZERS = (
+    "the body of the loop runs once for each of the {number} optimizers, and so computes again, after the step of one, "
+    "what plain PyTorch has computed before it, such as the samples of a generator. By prepare(..., "
+    'body="batch") it runs once for each batch'
+)

@@ -18,6 +18,7 @@ from .loss_weights import LossWeights
 from .received import ReceivedState
 from .rounds import Rounds
 from .watch.body_watch import BodyWatch
+from .watch.joint_rows import JointRows
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,4 +81,5 @@ class Workspace:
     loss_weights: LossWeights | None
     """Looks at the losses of shards; None: they count by their samples."""
     watch: BodyWatch
+    joint: JointRows
     determinism: Determinism

@@ -119,6 +119,11 @@ class SampledBatches(BatchPlan):
     drawn: BatchOrder | None = None
 
     @property
+    def joins_lone_sample(self) -> bool:
+        """Never: the batch sampler says what a batch is."""
+        return False
+
+    @property
     def per_epoch(self) -> int:
         """Number of batches in an epoch."""
         return len(self.ends(0))

@@ -59,10 +59,14 @@ class Batch(NamedTuple):
         """Whether it is the last of its epoch."""
         return self.next.sample == 0
 
+    def rows(self, leaf: int) -> slice:
+        """Where the samples of one shard are."""
+        num_rows = len(self.indices)
+        return slice(num_rows * leaf // self.num_shards, num_rows * (leaf + 1) // self.num_shards)
+
     def shard(self, leaf: int) -> Indices:
         """The samples of one shard."""
-        lo, hi = len(self.indices) * leaf // self.num_shards, len(self.indices) * (leaf + 1) // self.num_shards
-        return self.indices[lo:hi]
+        return self.indices[self.rows(leaf)]
 
     def weight(self, leaf: int) -> float:
         """The share of the global batch that is in one shard."""
@@ -124,6 +128,12 @@ class BatchPlan:
     def per_epoch(self) -> int:
         """Number of batches in an epoch."""
         return self._num_batches(self.num_samples)
+
+    @property
+    def joins_lone_sample(self) -> bool:
+        """Whether a lone leftover sample joins the batch before it."""
+        full, rest = divmod(self.num_samples, self.batch_size)
+        return bool(full) and rest == 1 and not (self.drop_last or self.keeps_lone_sample)
 
     def num_batches(self, position: Position, *, epochs: int) -> int:
         """Number of batches from ``position`` to the end of all ``epochs``."""

@@ -41,8 +41,8 @@ class ShardSource(Protocol):
     def next_shard(self, position: Position, turn: int, view: View) -> Fetched:
         """Read the next shard of this worker, the first one from iteration ``turn`` of the batch at ``position`` on."""
 
-    def read_again(self, batch: Batch, leaf: int) -> Fetched:
-        """Read one shard of ``batch``: one of this worker, or the first one."""
+    def read_again(self, batch: Batch, rows: slice) -> Fetched:
+        """Read ``rows`` of ``batch``, of any worker."""
 
 
 class DatasetShards:
@@ -108,9 +108,9 @@ class DatasetShards:
             self._stream = self._fetcher.stream(self._upcoming(position, turn, view))
         return next(self._stream)
 
-    def read_again(self, batch: Batch, leaf: int) -> Fetched:
-        """Read one shard of ``batch``, of any worker."""
-        return self._fetcher.read(ShardKey(batch.epoch, batch.shard(leaf)))
+    def read_again(self, batch: Batch, rows: slice) -> Fetched:
+        """Read ``rows`` of ``batch``, of any worker."""
+        return self._fetcher.read(ShardKey(batch.epoch, batch.indices[rows]))
 
     def _upcoming(self, position: Position, turn: int, view: View) -> Iterator[ShardKey]:
         """This worker's shards from here to the end of the epoch; a change of membership starts a new one.

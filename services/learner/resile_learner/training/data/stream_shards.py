@@ -119,11 +119,11 @@ class StreamShards:
 
     def next_shard(self, position: Position, turn: int, view: View) -> Fetched:
         """Return the next shard of this worker."""
-        return self.read_again(self._batch, next(self._upcoming))
+        return self.read_again(self._batch, self._batch.rows(next(self._upcoming)))
 
-    def read_again(self, batch: Batch, leaf: int) -> Fetched:
-        """Collate one shard of ``batch``, of any worker."""
-        indices = batch.shard(leaf)
+    def read_again(self, batch: Batch, rows: slice) -> Fetched:
+        """Collate ``rows`` of ``batch``, of any worker."""
+        indices = batch.indices[rows]
         samples = copy.deepcopy([self._samples[index - batch.indices[0]] for index in indices])
         seed_all(mix(self.plan.seed, "collate", batch.epoch, int(indices[0])))
         return Fetched(indices, self._collate(samples))

@@ -1,21 +1,18 @@
 """Whether a model computes the rows of a batch independently of each other, so that its calls can be divided."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from ...state.run import registered_buffers
 from ..buffer_rules import declaration, filled_slots, is_pointer, known_rule, with_pointers
+from ..module_attributes import marked_attributes, restore_attributes, save_attributes
+from ..silenced import BATCH_STATISTICS, draws, has_statistics, silenced, uses_batch_statistics
 from ..terms import combined, shares, terms_of
 from ..watch.changed_buffers import ChangedBuffers
 from .rows import Cut, weight
-from .values import Values
 
-_RANDOM = (nn.modules.batchnorm._NormBase, nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention, nn.RNNBase)
-"""Modules that draw random numbers, or mix rows as is expected, while they train."""
 Compute = Callable[[slice, int], Sequence[Tensor]]
 """Computes the outputs for some rows with some seed."""
 
@@ -29,15 +26,15 @@ def differences(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
     cut = Cut(rows.stop - rows.start, 2)
     halves = [slice(rows.start + half.start, rows.start + half.stop) for half in map(cut.rows, range(2))]
     everything = list(model.modules())
-    for silenced in ([each for each in everything if _is_random(each)], everything):
+    for modules in ([each for each in everything if draws(each) or has_statistics(each)], everything):
         try:
-            with _evaluating(silenced):
+            with silenced(modules):
                 whole, again = compute(rows, 0), compute(rows, 1)
                 if not all(map(_is_close, whole, again)):
                     continue
                 parts = [compute(half, 0) for half in halves]
         except Exception:
-            if silenced is everything:  # a model that is not meant to be evaluated
+            if modules is everything:  # a model that is not meant to be evaluated
                 return []
             raise
         found = {}
@@ -50,11 +47,6 @@ def differences(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
                 found[kind] = kind.format(size=float((output - joined).detach().abs().max()), most=float(most))
         return list(found.values())
     return []
-
-
-def _is_random(module: nn.Module) -> bool:
-    """Whether a module draws random numbers or has batch statistics; ``is_random`` says so of one of an adapter."""
-    return isinstance(module, _RANDOM) or getattr(module, "is_random", False)
 
 
 def counted(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
@@ -143,6 +135,31 @@ def uses_changed(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
     return [_USED.format(name=", ".join(name for name, _, _ in ruled))]
 
 
+def of_batch_statistics(model: nn.Module, compute: Compute, rows: slice) -> str:
+    """Say by how much outputs of ``rows`` differ from those of their halves by BatchNorm, which is expected.
+
+    Empty if they do not, or that cannot be told.
+    """
+    if not uses_batch_statistics(model):
+        return ""
+    half = (rows.start + rows.stop) // 2
+    try:
+        with silenced(module for module in model.modules() if draws(module)):
+            whole, again = compute(rows, 0), compute(rows, 1)
+            parts = [compute(slice(rows.start, half), 0), compute(slice(half, rows.stop), 0)]
+    except Exception:  # of a model that does not take so few rows
+        return ""
+    for output, other, one, rest in zip(whole, again, *parts, strict=True):
+        if output.dim() and output.is_floating_point() and _is_close(output, other):
+            joined = torch.cat([one, rest])
+            if joined.shape == output.shape and not _is_close(output, joined):
+                size, most = (float(each.detach().abs().max()) for each in (output - joined, output))
+                return BATCH_STATISTICS.format(
+                    size=f"outputs of up to {most:.2g} that differ by {size:.2g} at once and in two parts"
+                )
+    return ""
+
+
 IN_FULL = "so each worker computes the model in full, which is right and takes as long as on one worker"
 _ROWS = (
     "what the model computes for a sample depends on the other samples of its batch (a difference of {size:.1e} in "
@@ -200,22 +217,6 @@ UNCERTAIN = (
 )
 
 
-Saved = Mapping[nn.Module, Mapping[str, Any]]
-
-
-def save_attributes(model: nn.Module) -> Saved:
-    """Return the attributes of all modules."""
-    return {module: dict(vars(module)) for module in model.modules()}
-
-
-def restore_attributes(saved: Saved) -> None:
-    """Restore what `save_attributes` returned."""
-    for module, attributes in saved.items():
-        vars(module).update(attributes)
-        for name in vars(module).keys() - attributes.keys():
-            del vars(module)[name]
-
-
 def kept(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
     """Look whether the model changes attributes whenever it is called; they are then what they were before.
 
@@ -225,25 +226,13 @@ def kept(model: nn.Module, compute: Compute, rows: slice) -> list[str]:
     saved = save_attributes(model)
     try:
         compute(rows, 0)
-        before = _attributes(model)
+        before = marked_attributes(model)
         compute(half, 0)
-        after = _attributes(model)
+        after = marked_attributes(model)
     finally:
         restore_attributes(saved)
     changed = sorted(name for name, value in after.items() if value != before.get(name))
     return [_KEPT.format(name=changed[0])] if changed else []
-
-
-def _attributes(model: nn.Module) -> dict[str, Any]:
-    """The marks of the attributes of all modules that are not PyTorch's own, by the path."""
-    values, own = Values([model]), vars(nn.Module())
-    return {
-        f"{path}.{name}" if path else name: values.mark(value)
-        for path, module in model.named_modules()
-        if type(module).__module__.partition(".")[0] != "torch"
-        for name, value in vars(module).items()
-        if name not in own
-    }
 
 
 def _combined(whole: Tensor, parts: Sequence[Tensor], cut: Cut) -> Tensor:
@@ -259,16 +248,3 @@ def _is_close(one: Tensor, other: Tensor) -> bool:
     tolerance = torch.finfo(one.dtype).eps ** 0.5
     scale = float(one.detach().abs().nan_to_num().max()) if one.numel() else 0.0
     return torch.allclose(one.double(), other.double(), rtol=0, atol=tolerance * scale, equal_nan=True)
-
-
-@contextmanager
-def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
-    """In this context ``modules`` are in evaluation mode; their parts are not, unless they are listed."""
-    modes = {module: module.training for module in modules}
-    for module in modules:
-        module.training = False
-    try:
-        yield
-    finally:
-        for module, mode in modes.items():
-            module.training = mode

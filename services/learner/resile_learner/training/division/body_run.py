@@ -18,7 +18,7 @@ from resile_shared.errors import ResileError
 
 from ...checkpoint.checkpointer import Checkpointer
 from ...collectives.tree import ranges
-from ...messages import Ready, Warned
+from ...messages import Ready
 from ...session import Session, current_session
 from ...state.facts import Facts
 from ...state.optimizer import OptimizerState
@@ -35,6 +35,7 @@ from ..gradients import check_shapes
 from ..header import NO_INDICES, ComputedShards, RoundHeader
 from ..protocol import TrainingProtocol
 from ..received import ReceivedState
+from ..repeated_call import notes_of_call
 from ..replay import RepeatedRounds
 from ..rounds import RoundResult
 from ..seeds import mix, seed_all
@@ -171,6 +172,7 @@ class BodyRun(BaseRun):
 
     def iterations(self) -> Generator[BodyIteration, None, None]:
         """Take part in the run to its end: yield each iteration, which is committed when the next one is asked for."""
+        self._notes = notes_of_call()
         with ExitStack() as stack:
             self._determinism = stack.enter_context(deterministic(self._reproducibility, threads=self.settings.threads))
             stack.callback(self._checkpoints.close)
@@ -185,6 +187,7 @@ class BodyRun(BaseRun):
                 raise
 
     def _iterate(self) -> Iterator[BodyIteration]:
+        self._warn_of_notes()
         phases, position = self.session.phases, self._position
         num_before = position.sample // self.plan.batch_size
         self._open = opened = BodyIteration(self.iteration, position, self._read, num_before=num_before)
@@ -316,11 +319,6 @@ class BodyRun(BaseRun):
         """The number of samples of the open batch."""
         assert self._open is not None
         return len(self._open.samples)
-
-    def warn(self, message: str) -> None:
-        """Tell the user, if this is the worker that does."""
-        if self.session.view.rank == 0:
-            self.session.report(Warned(worker=self.session.view.me, message=message))
 
     def place(self) -> tuple[int, int]:
         """Return the rank of this worker, and the number of workers."""

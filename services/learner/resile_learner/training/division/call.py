@@ -32,6 +32,7 @@ from .additivity import (
     counted,
     differences,
     kept,
+    of_batch_statistics,
     uses_changed,
 )
 from .deferred import Deferred
@@ -125,6 +126,10 @@ class Call:
             for look in (_computed,) if is_whole else (kept, counted, uses_changed, differences):
                 with seeded(self._seed):
                     found = found or look(self._model.model, compute, rows)
+                self._run.buffers.restore()
+            if not (found or is_whole):
+                with seeded(self._seed):
+                    self._model.note_statistics(lambda: of_batch_statistics(self._model.model, compute, rows))
                 self._run.buffers.restore()
             return found
         except (ResileError, Undividable):

@@ -12,7 +12,8 @@ from torch._C._dynamo.eval_frame import _FrameAction, _FrameExecStrategy, set_co
 from torch.utils._pytree import tree_flatten
 
 from ..gradients import Gradients
-from .additivity import LIST_OF_SAMPLES, NO_ROWS, OTHER_PARAMETERS, restore_attributes, save_attributes
+from ..module_attributes import restore_attributes, save_attributes
+from .additivity import LIST_OF_SAMPLES, NO_ROWS, OTHER_PARAMETERS
 from .call import Call, DividedCall, Repeat, Undividable
 from .deferred import has_rows, values_of
 from .exchanging import Exchanging
@@ -74,7 +75,7 @@ class Division:
         """The modules whose class is not PyTorch's own."""
         self._compiler: Any = None
         """What compiles the model, if the script has called ``torch.compile`` after `prepare`."""
-        self._has_warned = False
+        self._has_warned = self._has_noted_statistics = False
         """Whether calls with other parameters were named."""
         model.forward = _Forward(self)
 
@@ -186,6 +187,14 @@ class Division:
         if self._number not in self._known.undivided:
             self._known.undivided.add(self._number)
             self.run.warn(reason)
+
+    def note_statistics(self, look: Callable[[], str]) -> None:
+        """Once: warn of what ``look`` says of statistics of the batch."""
+        if self._has_noted_statistics:
+            return
+        self._has_noted_statistics = True
+        if message := look():
+            self.run.warn(message)
 
     def close(self) -> None:
         """Let the model compute all rows by itself again."""

@@ -89,5 +89,8 @@ class Divided(Protocol):
     def compute_in_full(self, reason: str) -> None:
         """Compute calls in full on each worker from now on."""
 
+    def note_statistics(self, look: Callable[[], str]) -> None:
+        """Once: warn of what ``look`` says of statistics of the batch."""
+
     def compute(self, args: Any, kwargs: Any) -> Any:
         """Compute a shard."""

@@ -335,7 +335,7 @@ class StreamBatches:
     def read(self, position: Position) -> Read:
         """Read the next batch."""
         batch = self._shards.batch(position, _ALONE)
-        return batch, WholeBatch(self._shards.read_again(batch, 0))
+        return batch, WholeBatch(self._shards.read_again(batch, batch.rows(0)))
 
     def restart(self) -> None:
         """The next batch is another one than the one that follows."""

@@ -15,7 +15,7 @@ from .optimizer_watch import WITHOUT_SHARDS
 from .own_generators import OwnGenerators
 
 _OBSERVED_ITERATIONS = 3
-"""The number of a worker's first iterations that are observed for state carried from batch to batch."""
+"""A worker's first iterations are observed: for state carried from batch to batch, and for state that changes."""
 
 
 class BodyWatch:
@@ -53,7 +53,7 @@ class BodyWatch:
             if self._is_compared:
                 self._generators.begin()
             options = self._compared.options()
-            sums = None if is_last or not self._is_compared else self._sums()
+            sums = None if is_last or not (self._is_compared or self._is_observed) else self._sums()
             parameters = {} if sums is None else self._parameters()
             yield
         if is_last:

@@ -22,7 +22,8 @@ class LossIsASum(UsageError):
     def __init__(self, how: str) -> None:
         super().__init__(
             f"the loss is a sum over its batch, not a mean ({how}), and shards are weighted by their samples already: "
-            'compute the mean, as by reduction="mean"'
+            'compute the mean, as by reduction="mean"; or, if it is divided by the sum of a mask, say so by '
+            "`resile.training.weigh(mask.sum())`"
         )
 
 

@@ -22,6 +22,18 @@ REMEDY = (
 
 EXPLAINED = 'docs/elastic-training.md, "Detecting incorrect training"'
 
+_LOSS = (
+    "probably the model or the body of the loop draws from a random generator of its own, keeps a value from batch to "
+    "batch (such as a hidden state), or uses what a worker that has just joined does not know (an attribute of the "
+    f"model that the script has changed). {REMEDY}; and keep such values in state={{...}} of the training call "
+    f"({EXPLAINED})"
+)
+_GRADIENTS = (
+    "probably a gradient hook or a custom backward pass keeps a value from one backward pass to the next (such as a "
+    f"running norm), or draws from a random generator of its own. {REMEDY} ({EXPLAINED})"
+)
+_AGAIN = "when it is computed again after others, with the same parameters, as another worker would compute it"
+
 
 class ShardFingerprint(NamedTuple):
     """What a worker read and computed of the first shard."""
@@ -103,6 +115,18 @@ def fingerprint(batch: Any, loss: Tensor | float) -> ShardFingerprint:
     return ShardFingerprint(content_digest(batch), float(loss.detach() if isinstance(loss, Tensor) else loss).hex())
 
 
+def check_computed_again(first: ShardFingerprint, again: ShardFingerprint, *, has_same_bits: bool) -> None:
+    """Compare what a worker by itself has computed of one shard, after others too. Raises NotRepeatable.
+
+    Where an operation has no deterministic form, it may differ by rounding, and is not compared.
+    """
+    if not has_same_bits or first == again:
+        return
+    if first.loss == again.loss:
+        raise NotRepeatable(f"the same shard has other gradients {_AGAIN}: {_GRADIENTS}")
+    raise NotRepeatable(f"the same shard has another loss {_AGAIN}: {_LOSS}")
+
+
 def check_fingerprints(
     fingerprints: Sequence[ShardFingerprint | None], workers: Sequence[int], *, has_same_bits: bool = True
 ) -> None:
@@ -125,16 +149,11 @@ def check_fingerprints(
     _, who = minority([print_.loss for print_ in prints], who_knows)
     if who:
         raise MembersDiffer(
-            f"{who} computed another loss than the others for the same batch and the same parameters: probably the "
-            "model or the body of the loop draws from a random generator of its own, keeps a value from batch to "
-            "batch (such as a hidden state), or uses what a worker that has just joined does not know (an attribute "
-            f"of the model that the script has changed). {REMEDY}; and keep such values in state={{...}} of the "
-            f"training call ({EXPLAINED})"
+            f"{who} computed another loss than the others for the same batch and the same parameters: {_LOSS}"
         )
     _, who = minority([print_.gradients for print_ in prints], who_knows)
     if who:
         raise MembersDiffer(
             f"{who} computed other gradients than the others for the same batch, the same parameters and the same "
-            "loss: probably a gradient hook or a custom backward pass keeps a value from one backward pass to the next "
-            f"(such as a running norm), or draws from a random generator of its own. {REMEDY} ({EXPLAINED})"
+            f"loss: {_GRADIENTS}"
         )
