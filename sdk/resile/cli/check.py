@@ -1,10 +1,11 @@
 """`resile check`: tries a few iterations of a script on changing numbers of workers, and reports on one page."""
 
 import asyncio
+import os
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,12 +14,16 @@ import orjson
 import typer
 
 if TYPE_CHECKING:
+    from resile_shared.messages.reports import Measurement
+
     from ..local.events import RunEvent
     from ..local.settings import RunSettings
 from .options import With, environment, naming_flags, required
+from .tables import count
 
 app = typer.Typer()
 DEFAULT_ITERATIONS = 12
+_MORE_WORKERS = 3
 HAS_FINDINGS = 3
 """The exit status of a script that trains, but has findings."""
 
@@ -49,14 +54,15 @@ def check(
     resile check train.py                   12 iterations
     resile check train.py -- --lr 0.1       with an argument of the script
 
-    What Resile compares and warns of is listed, each with what to do about it. Nothing of the run is kept, but files
+    What Resile compares and warns of is listed, each with what to do about it; and what an iteration took, what more
+    workers would gain, and how much memory a worker has had. Nothing of the run is kept, but files
     that the script writes itself are written.
     """
     from ..job_options import worker_environment
 
     with naming_flags():
         variables = worker_environment(environment(env), None)
-    report = asyncio.run(_tried(script, tuple(args or ()), iterations, variables, required(packages, None)))
+    report = tried(script, args or (), iterations=iterations, env=variables, requirements=required(packages, None))
     if as_json:
         print(orjson.dumps(report.as_json()).decode())
     else:
@@ -74,7 +80,12 @@ class Report:
     """How many were committed."""
     training: str = ""
     """What the script trains: empty if it has not reached its training call."""
+    num_shards: int = 0
     bits: str = ""
+    measured: "dict[int, Measurement]" = field(default_factory=dict)
+    """By the number of workers."""
+    memory: int = 0
+    """The most memory that a worker has had, in bytes."""
     sizes: list[tuple[int, int]] = field(default_factory=list)
     """[(iteration, workers)]"""
     findings: list[str] = field(default_factory=list)
@@ -93,6 +104,7 @@ class Report:
             yield f"training    {self.training}"
         workers = ", ".join(f"{workers} from iteration {iteration}" for iteration, workers in self.sizes)
         yield f"tried       {self.iterations} iterations; workers: {workers or 'none'}"
+        yield from self._speed()
         for finding in self.findings:
             yield f"finding     {finding}"
         if self.error:
@@ -102,6 +114,27 @@ class Report:
             yield f"bits        {self.bits}"
             yield f"result      it trains on any number of workers{', with findings' if self.findings else ''}"
 
+    def _speed(self) -> Iterator[str]:
+        if self.measured:
+            times = [
+                f"{count(workers, 'worker')} {1000 * (each.compute_seconds + each.exchange_seconds):.1f} ms"
+                for workers, each in sorted(self.measured.items())
+            ]
+            yield f"iteration   {', '.join(times)}, on this machine"
+        if self.estimates:
+            gains = [f"{workers} workers {gain:.1f} times" for workers, gain in self.estimates.items()]
+            yield f"estimate    {', '.join(gains)} as fast as one, each on a device or processor of its own"
+        if self.memory:
+            yield f"memory      up to {self.memory / 2**20:.0f} MiB in a worker"
+
+    @property
+    def estimates(self) -> dict[int, float]:
+        """How many times as fast as one worker others would be; empty if that was not measured."""
+        alone, more = self.measured.get(1), self.measured.get(_MORE_WORKERS)
+        if alone is None or more is None or not alone.compute_seconds:
+            return {}
+        return speedups(alone.compute_seconds, more.exchange_seconds, num_shards=self.num_shards)
+
     def as_json(self) -> dict[str, Any]:
         """Return the page as plain values."""
         return {
@@ -109,10 +142,37 @@ class Report:
             "training": self.training,
             "iterations": self.iterations,
             "workers": [{"iteration": iteration, "workers": workers} for iteration, workers in self.sizes],
+            "iteration_seconds": {
+                str(workers): {"compute": each.compute_seconds, "exchange": each.exchange_seconds}
+                for workers, each in sorted(self.measured.items())
+            },
+            "speedups": {str(workers): gain for workers, gain in self.estimates.items()},
+            "memory": self.memory or None,
             "findings": self.findings,
             "bits": self.bits or None,
             "error": self.error or None,
         }
+
+
+def speedups(compute_seconds: float, exchange_seconds: float, *, num_shards: int) -> dict[int, float]:
+    """Return how many times as fast as one worker others are: a worker computes whole shards, and all exchange.
+
+    ``compute_seconds`` are those of all shards. More workers than shards compute nothing.
+    """
+    shard = compute_seconds / num_shards
+
+    def seconds(workers: int) -> float:
+        return -(-num_shards // workers) * shard + exchange_seconds
+
+    sizes = sorted({size for size in (2, 4, 8, 16) if size < num_shards} | {num_shards})
+    return {workers: compute_seconds / seconds(workers) for workers in sizes if workers > 1}
+
+
+def tried(
+    script: Path, args: Sequence[str], *, iterations: int, env: Mapping[str, str], requirements: tuple[str, ...]
+) -> Report:
+    """Run the first ``iterations`` of a script on this machine. Raises UsageError for what cannot run at all."""
+    return asyncio.run(_tried(script, tuple(args), iterations, dict(env), requirements))
 
 
 async def _tried(
@@ -121,7 +181,7 @@ async def _tried(
     from ..local.plan import parse_plan
     from ..local.settings import RunSettings
 
-    plan = parse_plan(f"0:1,{iterations // 3}:3,{2 * iterations // 3}:1")
+    plan = parse_plan(f"0:1,{iterations // 3}:{_MORE_WORKERS},{2 * iterations // 3}:1")
     with tempfile.TemporaryDirectory(prefix="resile-check-") as home:
         settings = RunSettings(script, args=args, plan=plan, home=Path(home), env=env, requirements=requirements)
         print(f"trying {script}: about {iterations} iterations", file=sys.stderr)
@@ -162,15 +222,34 @@ class _Trial:
         report = self._report
         match event:
             case TrainingCalled(ready=ready):
-                report.training, report.bits = training_call(ready), ready.bits
+                report.training, report.bits, report.num_shards = training_call(ready), ready.bits, ready.num_shards
             case Rescaled(iteration=iteration, after=after):
                 report.sizes.append((iteration, after))
             case Noted(text=text) if not text.startswith("step "):  # of the plan, after the end of training
                 report.findings.append(text)
             case Progressed(progress=progress):
                 report.iterations = progress.iteration
+                report.memory = max(report.memory, _peak_memory())
+                if progress.measurement:
+                    report.measured[progress.measurement.workers] = progress.measurement
                 if progress.iteration >= self._iterations and not self._is_stopping:
                     self._is_stopping = True
                     self._local.stop()
             case _:
                 pass
+
+
+def _peak_memory() -> int:
+    """The most memory that a worker of this process has had so far, in bytes."""
+    from ..pool.worker_processes import workers_below
+
+    return max((_peak_of(worker.pid) for worker in workers_below(os.getpid(), "")), default=0)
+
+
+def _peak_of(pid: int) -> int:
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:  # it has ended
+        return 0
+    peaks = [line.split()[1] for line in status.splitlines() if line.startswith("VmHWM:")]
+    return 1024 * int(peaks[0]) if peaks else 0

@@ -32,7 +32,7 @@ from .options import (
 
 if TYPE_CHECKING:
     from ..client import AsyncClient
-    from ..job_options import JobOptions
+    from ..job_options import JobOptions, PackedJob
 
 app = typer.Typer(rich_markup_mode=None)
 MAX_NAMED = 10
@@ -107,6 +107,10 @@ def submit(
     data: Data = None,
     mounts: Mounts = None,
     compat: Compat = None,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="First try a few iterations here, as `resile check`; submit if it trains."),
+    ] = False,
     server: Server = None,
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
@@ -123,6 +127,7 @@ def submit(
     resile submit train.py --data mnist                    with data that is registered: `resile dataset`
     resile submit elastic-main.py --compat ibm-edt         a script for IBM Elastic Distributed Training
     resile submit --gang 4 -- train_ddp.py --lr 0.1        four processes of a script for torchrun
+    resile submit train.py --check                         tried here before it is submitted
     resile submit project/ --priority 8000                 a folder with train.py, main.py or one *.py
     resile wait $(resile submit train.py)                  submit, and wait until it ends
 
@@ -156,11 +161,34 @@ def submit(
         job = pack_job(path, args or (), **given)
     if left_out := job.package.left_out:
         typer.echo(f"not sent: {_named(left_out)}: use --data for what jobs read", err=True)
+    if check:
+        _check(job, path)
 
     submitted = reach(lambda client: client.submit_packed(job), server=server, home=home)
     if submitted.warning:
         typer.echo(f"{submitted.id} is {submitted.warning}", err=True)
     show({"id": submitted.id}, [submitted.id], as_json=as_json)
+
+
+def _check(job: "PackedJob", path: Path) -> None:
+    """Try the script of a job on this machine, and print the report. Raises UsageError for one that cannot train."""
+    from .check import DEFAULT_ITERATIONS, tried
+
+    fields = job.fields
+    if elsewhere := [option for option in ("gang", "data", "mounts") if fields.get(option)]:
+        raise UsageError(f"--check tries the script on this machine, without --{elsewhere[0]}: leave one of both out")
+    script = path / job.package.script if path.is_dir() else path
+    report = tried(
+        script,
+        cast("tuple[str, ...]", fields["args"]),
+        iterations=DEFAULT_ITERATIONS,
+        env=cast("dict[str, str]", fields["env"]),
+        requirements=cast("tuple[str, ...]", fields["requirements"]),
+    )
+    for line in report.lines():
+        typer.echo(line, err=True)
+    if report.error:
+        raise UsageError("not submitted: the script cannot train; see above")
 
 
 def _named(names: tuple[str, ...]) -> str:
