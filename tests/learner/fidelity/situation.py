@@ -48,7 +48,7 @@ class Script:
 
     def print(self, *values: Any) -> None:
         """Print numbers; those of a body that runs for each shard belong to shards."""
-        self.printed += [float(value) for value in values]
+        self.printed += [float(torch.as_tensor(value).detach()) for value in values]
 
 
 class Parts(NamedTuple):

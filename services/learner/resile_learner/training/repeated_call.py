@@ -63,6 +63,6 @@ def _loops(node: ast.AST, line: int, *, within: int) -> Iterator[int]:
 
 
 REPEATED = (
-    "the training call is in the body of a loop ({place}), and only the first one of a process trains: the next one is "
+    "the training call is in the body of a loop, and only the first one of a process trains ({place}): the next one is "
     "refused. Run the script once for each training, as with an argument that says which one"
 )
