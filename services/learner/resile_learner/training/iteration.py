@@ -29,9 +29,10 @@ from .rounds import RoundResult
 from .seeds import mix, seed_all
 from .stragglers import Pace
 from .watch.changed_buffers import ChangedBuffers
+from .watch.first_shard import FirstShard
 from .watch.joint_rows import JointRows
 from .watch.losses import NotANumber, check_not_summed
-from .watch.repeatability import ShardFingerprint, check_computed_again, check_same_batch, fingerprint, read_twice
+from .watch.repeatability import check_same_batch, read_twice
 from .workspace import IterationSpec, Workspace
 
 P = ParamSpec("P")
@@ -91,11 +92,7 @@ class Iteration:
         self._kept: dict[int, Fetched] = {}
         self._allows_nan = False
         self._processor = 0.0
-        self._first_batch: Any = None
-        """The batch of shard 0, if that shard is compared."""
-        self._first_shard: ShardFingerprint | None = None
-        self._first_again: ShardFingerprint | None = None
-        """What a worker by itself has computed of shard 0 again."""
+        self._first_shard: FirstShard
         self._watched = ExitStack()
         self._changed: ChangedBuffers | None = None
         """Watches the current shard, if it does."""
@@ -115,7 +112,7 @@ class Iteration:
 
     def _begin_evaluation(self) -> None:
         self.outcome = None
-        self._first_shard = None
+        self._first_shard = FirstShard(is_alone=self._is_alone)
         self._header = self._make_header(self.num_exchanges)
         self._plan = self._gradients.begin(
             self._batch.num_leaves,
@@ -192,7 +189,7 @@ class Iteration:
             fetched = self._read(leaf)
             if self._compares and leaf == 0:
                 check_same_batch(fetched.batch, read_twice(partial(self._read_again, 0)).batch)
-                self._first_batch = fetched.batch
+                self._first_shard.on_batch(fetched.batch)
             self._indices.append(fetched.indices)
             self._begin_shard(leaf)
             if is_last:
@@ -307,7 +304,7 @@ class Iteration:
         self._phases.enter("data")
         read = partial(self._read_again, 0)
         fetched = read_twice(read) if self._compares else read()
-        self._first_batch = fetched.batch
+        self._first_shard.on_batch(fetched.batch)
         self._begin_shard(0)
         self._is_spare = True
         with self._workspace.watch.shard(is_last=not self.num_held):
@@ -397,10 +394,8 @@ class Iteration:
         is_spare, self._is_spare = self._is_spare, False
         leaf = 0 if is_spare else self._held.lo + len(self._leaves.computed)
         self._check_loss(loss, len(self._batch.shard(leaf)))
-        print_ = None
         if self._compares and leaf == 0:
-            print_ = fingerprint(self._first_batch, values["loss"])
-            self._first_batch = None
+            self._first_shard.on_loss(values["loss"], is_spare=is_spare)
         computed, warning = self._leaves.weighed(leaf, loss, values)
         if warning:
             self._warn(warning)
@@ -411,14 +406,10 @@ class Iteration:
         step = None if is_spare else self._plan.steps[leaf - self._held.lo]
         self._buffers.collect(self._part(leaf), step)
         if is_spare:
-            print_ = print_ and print_._replace(gradients=self._gradients.digest())
-            if self._is_alone:
-                self._first_again = print_
-            else:
-                self._first_shard = print_
+            if self._compares:
+                self._first_shard.on_spare_gradients(self._gradients.digest())
             self._gradients.clear()
             return
-        self._first_shard = print_ or self._first_shard
         if step and leaf < self._held.hi - 1:
             self._gradients.fold(step)
         self._leaves.add(computed)
@@ -452,7 +443,9 @@ class Iteration:
         self._workspace.state.note_modes()
         self._workspace.attributes.open()
         self._gradients.push_rest(self._round.exchange.push)
-        self._complete_fingerprint()
+        if self._compares and self._held.lo == 0 and self.num_held:
+            operations = self._determinism.reproducibility.operations
+            self._first_shard.on_own_gradients(self._gradients.first_digest(), has_same_bits=not operations)
         for number in range(len(self._buffers.sums)):
             self._round.exchange.push(len(self._gradients.buckets) + number)
         partials = self._partials()  # on a device, this waits for the last of the compute
@@ -467,7 +460,7 @@ class Iteration:
                 used,
                 self._pace(),
                 operations,
-                self._first_shard,
+                self._first_shard.fingerprint,
                 self._buffers.values.left,
                 self._buffers.late,
             )
@@ -500,15 +493,6 @@ class Iteration:
         seed_all(mix(self._spec.seed, "update", self.number))  # whichever shard this worker computed last
         self._phases.enter("callback")
         return True
-
-    def _complete_fingerprint(self) -> None:
-        """Add the gradients to the fingerprint of shard 0, if it is one of this worker's own."""
-        if not (self._first_shard and self._held.lo == 0 and self.num_held):
-            return
-        self._first_shard = self._first_shard._replace(gradients=self._gradients.first_digest())
-        if self._first_again:
-            operations = self._determinism.reproducibility.operations
-            check_computed_again(self._first_shard, self._first_again, has_same_bits=not operations)
 
     def _exchange_late(self, first: RoundResult) -> tuple[RoundResult, Deltas]:
         """Combine the changes to buffers that are too large for a header, in a round that follows the ``first``."""
