@@ -105,14 +105,12 @@ async def serve(name: str, settings: S, run: Run[S]) -> None:
     health: Health[S] = Health(metrics)
     exporting = asyncio.ensure_future(metrics.export())
     work = asyncio.ensure_future(_work(name, settings, run, health, spans))
-    loop = asyncio.get_running_loop()
 
-    def stop(number: signal.Signals) -> None:
+    def stop(reason: str) -> None:
         if not work.cancelling():  # a second signal would interrupt what drains
-            work.cancel(f"received {number.name}")
+            work.cancel(reason)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop, number)
+    handle_signals(stop, supervised=settings.supervised)
     try:
         async with _serving_health(health, settings):
             await asyncio.wait({work})
@@ -127,6 +125,26 @@ async def serve(name: str, settings: S, run: Run[S]) -> None:
         tracing.shutdown()
         if log_export is not None:
             log_export.shutdown()
+
+
+def handle_signals(stop: Callable[[str], None], *, supervised: bool) -> None:
+    """Call ``stop`` at a signal that ends a service; ``supervised``: at the end of stdin, whatever signals come.
+
+    systemd, Slurm and container runtimes send SIGTERM to all processes at once. The one that started the others then
+    decides when each of them ends. They have a handler, and do not ignore the signal, which their children would, too.
+    """
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, *((signal.SIGHUP,) if supervised else ())):
+        note = f"received {number.name}"
+        loop.add_signal_handler(number, logger.info if supervised else stop, note)
+
+    def read_stdin() -> None:
+        if not os.read(sys.stdin.fileno(), 4096):
+            loop.remove_reader(sys.stdin.fileno())
+            stop("stdin ended")
+
+    if supervised:
+        loop.add_reader(sys.stdin.fileno(), read_stdin)
 
 
 async def _work(name: str, settings: S, run: Run[S], health: "Health[S]", spans: SpanQueue) -> None:

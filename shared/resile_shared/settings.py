@@ -27,6 +27,9 @@ class ServiceSettings(BaseSettings):
     health_host: str = Field(default="127.0.0.1", description="address of /healthz and /readyz")
     health_port: int | None = Field(default=None, ge=0, le=65535, description="its port; 0: any; without it: none")
     health_file: Path | None = Field(default=None, description="file to write their URL to, once they answer")
+    supervised: bool = Field(
+        default=False, description="end when stdin does, and leave signals to the process that started this one"
+    )
     log_format: Literal["plain", "json"] = Field(default="plain", description="form of the log lines")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 

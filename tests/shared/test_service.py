@@ -75,6 +75,7 @@ class Process:
 async def service(credentials: Path, *flags: str, code: str = SERVICE) -> AsyncIterator[Process]:
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", code, "--credentials", str(credentials), "--log-format", "json", *flags),
+        stdin=asyncio.subprocess.PIPE,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
@@ -155,6 +156,18 @@ async def test_a_second_signal_does_not_interrupt_what_the_first_began(pool: Poo
         out, err = await started.process.communicate()
         assert (out, started.process.returncode) == (b"drained\n", 0), err
         assert [orjson.loads(line)["message"] for line in err.splitlines()] == ["stopped"]
+
+
+async def test_a_supervised_service_leaves_signals_to_its_supervisor_and_ends_with_stdin(pool: Pool) -> None:
+    async with service(pool.server.credentials("scheduler"), "--supervised=true") as started:
+        await started.logged("started")
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            started.process.send_signal(number)
+            await started.logged(f"received {number.name}")
+        assert started.process.stdin is not None
+        started.process.stdin.close()
+        out, err = await started.process.communicate()
+        assert (out, started.process.returncode) == (b"draining\ndrained\n", 0), err
 
 
 @pytest.mark.parametrize("protocol", ["http/protobuf", "grpc"])

@@ -31,6 +31,7 @@ parser.add_argument("--epochs", type=int, default=3)
 parser.add_argument("--shards", type=int, default=None)
 parser.add_argument("--every", type=int, default=None)
 parser.add_argument("--pause", type=float, default=0.0)
+parser.add_argument("--readers", type=int, default=0)
 options = parser.parse_args()
 
 generator = torch.Generator().manual_seed(0)
@@ -50,9 +51,9 @@ print("script starts")
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 2))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-result = ElasticModel(model, datasets, nn.CrossEntropyLoss(), optimizer, callbacks=[Pause()]).train(
-    epochs=options.epochs, batch_size=48, num_shards=options.shards, checkpoint_every=options.every
-)
+result = ElasticModel(
+    model, datasets, nn.CrossEntropyLoss(), optimizer, callbacks=[Pause()], num_workers=options.readers
+).train(epochs=options.epochs, batch_size=48, num_shards=options.shards, checkpoint_every=options.every)
 print("sha", result.params_sha256)
 """
 ITERATIONS_PER_EPOCH = 10

@@ -9,7 +9,7 @@ import time
 import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +104,11 @@ class UpPool:
         """All processes of the pool that are there."""
         return marked(self._mark)
 
-    def end(self, number: signal.Signals) -> Ended:
-        """Send a signal; return how it ended."""
-        self.process.send_signal(number)
+    def end(self, number: signal.Signals, *, to_all: bool = False) -> Ended:
+        """Send a signal, with ``to_all`` to every process as systemd does; return how it ended."""
+        for pid in self.left() if to_all else [self.process.pid]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, number)
         out, err = self.process.communicate(timeout=240)
         return Ended(self.process.returncode, out, err)
 

@@ -83,6 +83,23 @@ def test_jobs_that_span_two_hosts_are_saved_before_anything_stops(
         saved_at(view)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.nightly)])
+def test_a_signal_to_all_processes_saves_the_jobs_too(
+    number: signal.Signals, tmp_path: Path, train: Path, undisturbed: str
+) -> None:
+    """As systemd, Slurm and a reboot send it: to the services, the bus, and the DataLoader workers of scripts."""
+    home = tmp_path / "home"
+    with pool_up(home, *TWO_HOSTS) as pool:
+        job = pool.submit(train, "--max-workers", 4, "--", "--pause", 1.0, "--readers", 1)
+        pool.becomes(job, lambda view: view["workers"] == 4 and view["iteration"] >= 2)
+        ended = pool.end(number, to_all=True)
+    assert ended.status == 0, ended.err
+    assert ended.err.splitlines()[-1] == "the pool has stopped"
+    assert not pool.left()
+    for view in complete(home, [job], undisturbed):
+        saved_at(view)
+
+
 @pytest.mark.nightly
 def test_what_does_not_train_needs_no_saving(tmp_path: Path, train: Path, undisturbed: str) -> None:
     home = tmp_path / "home"

@@ -195,6 +195,24 @@ def test_a_run_that_waits_for_the_workers_of_a_step_saves_a_checkpoint_and_stops
     assert ended.last_error.startswith("resile: stopped at iteration 2; ")
 
 
+@pytest.mark.parametrize("readers", ["0", "1"])
+def test_a_signal_to_all_processes_loses_nothing(readers: str, resile: Any, undisturbed: str) -> None:
+    """As systemd and a reboot send it, also to the DataLoader workers of the script."""
+    script, args = resile.script(), ("--", "--pause", "0.2", "--readers", readers)
+    process = resile.start("run", script, "-w", "2", "--json", *args)
+    read_until(process.stderr, "first iteration")
+    for each in [psutil.Process(process.pid), *psutil.Process(process.pid).children(recursive=True)]:
+        each.send_signal(signal.SIGTERM)
+    ended = resile.finish(process)
+    assert ended.status == 128 + signal.SIGTERM, ended.err
+    stopped_at = ended.json["history"][-1]["iteration"]
+    assert stopped_at > 0
+    resumed = resile.run("run", script, "-w", "2", "--resume", "--json", *args)
+    assert resumed.json["params_sha256"] == undisturbed
+    allocations = [item["iteration"] for item in resumed.json["history"] if item["kind"] == "allocation"]
+    assert allocations == [0, stopped_at]
+
+
 def test_a_leaver_reports_iterations_and_not_the_rounds_of_validation(resile: Any) -> None:
     script = resile.script().read_text().replace("return TensorDataset(inputs, targets), None", "return (data, data)")
     assert "(data, data)" in script

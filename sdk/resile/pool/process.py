@@ -87,7 +87,8 @@ class ServiceProcess:
         with self.spec.log.open("ab") as log:
             self.process = process = await asyncio.create_subprocess_exec(
                 *(*self.spec.prefix, sys.executable, "-P", "-m", self.spec.module, *self.spec.arguments),
-                stdin=asyncio.subprocess.DEVNULL,
+                "--supervised=true",
+                stdin=asyncio.subprocess.PIPE,
                 stdout=log,
                 stderr=log,
                 env=_environment(),
@@ -111,8 +112,8 @@ class ServiceProcess:
         process = self.process
         if process is None or process.returncode is not None:
             return
-        with contextlib.suppress(ProcessLookupError):
-            process.send_signal(signal.SIGTERM)
+        assert process.stdin is not None, "it is a pipe"
+        process.stdin.close()
         try:
             async with asyncio.timeout(STOP_SECONDS):
                 await process.wait()

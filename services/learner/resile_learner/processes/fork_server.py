@@ -12,6 +12,8 @@ copies only the thread that calls it. It also holds on to everything below it:
   would be left to find what the user's script had started.
 - Templates (template.py) are forked from it, and workers from them; those too are its children.
 - A child that describes the accelerators of this machine may compute, as workers do.
+- A SIGTERM or Ctrl-C that comes while the parent lives has no effect, here and in workers: whoever sends it to all
+  processes, as systemd does, leaves it to the parent what is saved before they end.
 - During the imports there is nothing below it yet, and it reads no requests: then SIGTERM ends it at once.
 """
 
@@ -83,7 +85,10 @@ PRELOAD = (
 class ForkServer:
     """The loop of the fork server: requests and signals in, forks and exits out."""
 
-    def __init__(self, control: socket.socket, entry: Entry, scratch: Scratch, inherited: Sequence[int]) -> None:
+    def __init__(
+        self, control: socket.socket, entry: Entry, scratch: Scratch, inherited: Sequence[int], *, parent: int
+    ) -> None:
+        self._parent = parent
         self._control = control
         self._entry = scratch.in_own_folder(entry)
         self._scratch = scratch
@@ -149,7 +154,8 @@ class ForkServer:
                     self._send(outcome)
 
     def _end(self, signum: int, frame: FrameType | None) -> None:
-        self._ended = True
+        """The parent is gone, or everybody got this signal, and the parent says when to end."""
+        self._ended = self._ended or os.getppid() != self._parent
 
     def _read_request(self) -> None:
         try:
@@ -301,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     inherited = [int(descriptor) for descriptor in options.inherited.split(",") if descriptor]
     adopt_orphans()
     try:
-        ForkServer(control, entry, scratch, inherited).run()
+        ForkServer(control, entry, scratch, inherited, parent=options.parent).run()
     finally:
         kill_all()
         scratch.remove()
@@ -317,6 +323,7 @@ def _exit_with_parent(parent: int, scratch: Scratch) -> None:
         scratch.remove()
         os._exit(1)
 
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, leave)
     signal_on_parent_death(signal.SIGTERM)
     if os.getppid() != parent:

@@ -18,6 +18,7 @@ from .failure import failed, raised
 from .gang import run_in_gang
 from .imported import ImportWatch
 from .script import finish_script, run_script
+from .signals import leave_signals_to_launcher
 from .worker_session import WorkerSession
 
 
@@ -31,6 +32,7 @@ def main(config: WorkerConfig, agent: socket.socket) -> int:
         install_code_copy(config.code)
     if config.gang is not None:
         run_in_gang(config, config.gang, agent)
+    leave_signals_to_launcher()
     watch = ImportWatch(os.path.dirname(config.script))
     poller = LinkPoller()
     thread = ControlThread(config, agent, poller)
