@@ -1,4 +1,4 @@
-"""A SIGTERM to all processes has no effect on a worker and its DataLoader, and its usual one on what a script starts."""
+"""A SIGTERM to all processes has no effect on a worker and its DataLoader, but on other processes of a script."""
 
 import signal
 import subprocess
