@@ -118,5 +118,14 @@ class Incremental(AnyOrder):
             self.time_passes(3.0)
 
 
+def test_progress_alone_is_no_reason_to_look_at_a_job_again() -> None:
+    """A job ends in a heartbeat that says, too, how far another one is: so near its end that it makes a difference."""
+    state = Incremental()
+    state.begin(seed=4108, policy=PolicyName.GOODPUT)
+    for extra, iterations, least in ((5, 2, 1), (0, 34, 3), (8, 55, 1), (0, 1, 2), (0, 1, 3)):
+        state.a_job_comes(extra=extra, iterations=iterations, least=least, shards=4)
+    state.teardown()
+
+
 Incremental.TestCase.settings = settings(max_examples=50, stateful_step_count=20, deadline=None)
 TestIncremental = Incremental.TestCase

@@ -7,7 +7,7 @@ from math import inf
 from types import MappingProxyType
 
 import hypothesis.strategies as st
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 
 from resile_scheduler.core.events import JobChangeRequested
 from resile_scheduler.policies.demand import Demand, Policy
@@ -127,6 +127,8 @@ def composed(
 
 
 @settings(max_examples=40, deadline=None)
+@example(name=PolicyName.ELASTIC_BATCH, preemption=True, seed=1, tenants="ab", weight=3, least=7)
+@example(name=PolicyName.FAIRSHARE, preemption=True, seed=8375, tenants="abc", weight=3, least=6)
 @given(
     name=st.sampled_from(sorted(POLICIES)),
     preemption=st.booleans(),

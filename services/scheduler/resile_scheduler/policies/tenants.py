@@ -122,9 +122,13 @@ def _claim_minimums(tenants: Sequence[_Tenant], num_slots: int, attained: Mappin
 
 
 def _served_first(tenant: _Tenant, num_slots: int) -> Iterator[Demand]:
-    """Return the jobs that would get a claim to their minimum: what the policy serves before them needs more slots."""
+    """Return the jobs that would get a claim to their minimum: what the policy serves before them needs more slots.
+
+    A job that was due when it got its slots had a claim to them then, and keeps it: otherwise the next decision would
+    take them away before it has trained.
+    """
     needed = num_slots + 1
-    for job in tenant.jobs:
+    for job in sorted(tenant.jobs, key=lambda job: not job.was_due):
         if _is_able(job, num_slots) and job.least < needed:
             needed = job.least
             yield job

@@ -54,6 +54,8 @@ class Job:
         self.new_items: list[HistoryItem] = []
         """Items of the history that have not been handed over for storage yet."""
         self.iteration = record.iteration
+        self.iteration_seen = record.iteration
+        """The iteration as decisions know it: as of when the job was looked at last."""
         self.target = Target(0, "")
         self.num_assigned = 0
         """How many slots the newest decision found for the target."""

@@ -140,8 +140,13 @@ class Pool:
         return change
 
     def take_due(self, others: Mapping[str, Job]) -> list[Job]:
-        """Return, once, the jobs that were touched since the last decision, and ``others``, in their order."""
+        """Return, once, the jobs that were touched since the last decision, and ``others``, in their order.
+
+        Decisions see how far jobs are only as they look at them again: progress alone is no reason to.
+        """
         due, self._due = {**self._due, **others}, {}
+        for job in due.values():
+            job.iteration_seen = job.iteration
         return self._in_order(due)
 
     def take_touched(self, others: Iterable[str]) -> list[Job]:
