@@ -393,10 +393,11 @@ class Iteration:
             self._check_changed(loss)
         is_spare, self._is_spare = self._is_spare, False
         leaf = 0 if is_spare else self._held.lo + len(self._leaves.computed)
-        self._check_loss(loss, len(self._batch.shard(leaf)))
+        num_samples = len(self._batch.shard(leaf))
+        self._check_loss(loss, num_samples)
         if self._compares and leaf == 0:
             self._first_shard.on_loss(values["loss"], is_spare=is_spare)
-        computed, warning = self._leaves.weighed(leaf, loss, values)
+        computed, warning = self._leaves.weighed(loss, values, num_samples=num_samples)
         if warning:
             self._warn(warning)
         if computed.share:  # a shard that counts nothing may have no loss

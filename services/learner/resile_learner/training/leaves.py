@@ -49,9 +49,8 @@ class Leaves:
         """Return how much a ``loss`` of so many samples counts."""
         return self._weights.of(loss, num_samples=num_samples) if self._weights else BY_SAMPLES
 
-    def weighed(self, leaf: int, loss: Tensor, values: Values) -> tuple[Leaf, str]:
+    def weighed(self, loss: Tensor, values: Values, *, num_samples: int) -> tuple[Leaf, str]:
         """Return a shard with this ``loss``, to be added once its gradients are computed, and what to warn of."""
-        num_samples = len(self._batch.shard(leaf))
         found = self.weight_of(loss, num_samples=num_samples)
         weight = float(num_samples) if found.value is None else found.value
         share = weight / len(self._batch.indices)

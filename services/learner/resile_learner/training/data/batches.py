@@ -66,7 +66,8 @@ class Batch(NamedTuple):
 
     def shard(self, leaf: int) -> Indices:
         """The samples of one shard."""
-        return self.indices[self.rows(leaf)]
+        num_rows = len(self.indices)
+        return self.indices[num_rows * leaf // self.num_shards : num_rows * (leaf + 1) // self.num_shards]
 
     def weight(self, leaf: int) -> float:
         """The share of the global batch that is in one shard."""
