@@ -22,8 +22,6 @@ _LEAST_ROWS = 4
 """A smaller part may be too small for what the body does."""
 _LEAST_NORM = 1e-2
 """Gradients of parameters that have a smaller part of the norm of all may consist of rounding."""
-
-
 _ROUNDINGS = 32
 """A loss that differs by more of them is named before the gradients, if these differ."""
 
@@ -35,7 +33,7 @@ class _Pass(NamedTuple):
     weight: float
     """How much the loss counts."""
     gradients: Mapping[int, Tensor]
-    """By the number of the parameter, multiplied by the weight."""
+    """By the number of the parameter, multiplied by the weight. The second part has those of both, added."""
     dtypes: frozenset[torch.dtype]
     """Of what the loss was computed from."""
     attributes: Mapping[str, Any]
@@ -56,6 +54,8 @@ class JointRows:
         self._draws = DrawDetector()
         self._gradients: Gradients
         self._passes: list[_Pass] = []
+        self._differences: list[_Difference | None] = []
+        """What differs, without statistics of the batch, and with them."""
         self._warning = ""
         """What the graph of the loss shows."""
         self.num_samples = 0
@@ -70,7 +70,7 @@ class JointRows:
         rows = self._rows(COMPARED_AT.index(number), batch) if number in COMPARED_AT else None
         if rows is None or not self._compares or self._has_found or self._has_drawn:
             return
-        self._gradients, self._passes, self._warning = gradients, [], ""
+        self._gradients = gradients
         for _ in range(2 if not number and uses_batch_statistics(self._model) else 1):
             for part in (slice(rows[0], rows[1]), slice(rows[1], rows[2]), slice(rows[0], rows[2])):
                 if not self._has_drawn:
@@ -117,24 +117,32 @@ class JointRows:
         ``warning`` is what its graph shows, as far as it is new.
         """
         self._warning = self._warning or warning
+        gradients: Mapping[int, Tensor] = self._gradients.take()
+        in_round = len(self._passes) % NUM_PASSES
+        if in_round == 1:  # so that no more than two gradients of each parameter are kept
+            gradients = _added(self._passes[-1].gradients, gradients)
+            self._passes[-1] = self._passes[-1]._replace(gradients={})
         attributes = marked_attributes(self._model)
-        self._passes.append(_Pass(value, weight, self._gradients.take(), _dtypes(loss), attributes))
+        self._passes.append(_Pass(value, weight, gradients, _dtypes(loss), attributes))
+        if in_round == NUM_PASSES - 1:
+            self._differences.append(_difference(self._passes[-NUM_PASSES:]))
+            self._passes[-2:] = [each._replace(gradients={}) for each in self._passes[-2:]]
 
     def finding(self) -> str:
         """Say what differs; empty if nothing does, or that cannot be told."""
         found = self._finding() if self._is_conclusive else self._warning
-        self._passes, self._warning = [], ""
+        self._passes, self._differences, self._warning = [], [], ""
         self._has_found = self._has_found or bool(found and found != self._expected)
         return found
 
     def _finding(self) -> str:
         if self._warning == AMBIGUOUS_WEIGHTS:
             return self._warning
-        if found := _difference(self._passes[:NUM_PASSES]):
+        found, expected = (*self._differences, None)[:2]
+        if found:
             first, second = self._passes[0].attributes, self._passes[1].attributes
             changed = sorted(name for name, value in second.items() if value != first.get(name))
             return KEPT.format(name=changed[0]) if changed else found.text(self._gradients.names(self._model))
-        expected = _difference(self._passes[NUM_PASSES:])
         self._expected = BATCH_STATISTICS.format(size=expected.of_expected()) if expected else ""
         return self._expected
 
@@ -162,8 +170,7 @@ class _Difference(NamedTuple):
 
 
 def _difference(passes: Sequence[_Pass]) -> _Difference | None:
-    if len(passes) < NUM_PASSES:
-        return None
+    """Compare the three passes of a round."""
     parts, joint = passes[:2], passes[2]
     total = sum(each.weight for each in parts)
     apart = sum(each.weight * each.loss for each in parts if each.weight) / total if total else math.nan
@@ -184,28 +191,27 @@ def _differing_gradients(
     parts: Sequence[_Pass], joint: _Pass, *, total: float, tolerance: float
 ) -> Mapping[int, float]:
     """Return by how much the gradient of a parameter differs, relative to its norm, where it does."""
-    apart: dict[int, Tensor] = {}
-    for part in parts:
-        for number, gradient in part.gradients.items():
-            dense = _dense(gradient)
-            apart[number] = apart[number] + dense if number in apart else dense
-    of_joint = {number: _dense(gradient) for number, gradient in joint.gradients.items()}
-    norms = {number: float(each.norm()) / joint.weight for number, each in of_joint.items()}
+    apart, of_joint = parts[1].gradients, joint.gradients
+    norms = {number: float(torch.linalg.vector_norm(_dense(each))) / joint.weight for number, each in of_joint.items()}
     of_all = math.sqrt(sum(norm**2 for norm in norms.values()))
     if not (of_all and math.isfinite(of_all)):
         return {}
-    found = {}
+    found, none = {}, torch.zeros(())
     for number in apart.keys() | of_joint.keys():
-        none = torch.zeros(())
-        difference = apart.get(number, none) / total - of_joint.get(number, none) / joint.weight
-        size = float(difference.norm()) / max(norms.get(number, 0.0), _LEAST_NORM * of_all)
+        one, other = (_dense(each.get(number, none)).double() for each in (apart, of_joint))
+        difference = float((one / total - other / joint.weight).norm())
+        size = difference / max(norms.get(number, 0.0), _LEAST_NORM * of_all)
         if size > tolerance:
             found[number] = size
     return found
 
 
+def _added(one: Mapping[int, Tensor], other: Mapping[int, Tensor]) -> Mapping[int, Tensor]:
+    return {**one, **{number: one[number] + each if number in one else each for number, each in other.items()}}
+
+
 def _dense(gradient: Tensor) -> Tensor:
-    return (gradient if gradient.layout == torch.strided else gradient.to_dense()).detach().double()
+    return (gradient if gradient.layout == torch.strided else gradient.to_dense()).detach()
 
 
 def _dtypes(loss: Tensor) -> frozenset[torch.dtype]:
