@@ -396,6 +396,39 @@ def test_what_begins_with_a_number_of_batches_is_seen_while_workers_with_fewer_s
     assert any(is_compared_iteration(number) for number in range(begins, threshold))
 
 
+class Counting(Body):
+    """Its loss depends on how many batches it has seen."""
+
+    def loss(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        return super().loss(inputs, targets) * (1 + self.batches)
+
+
+class Normalizing(Body):
+    """It divides gradients by a norm that it keeps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = 1.0
+        for parameter in self.model.parameters():
+            parameter.register_hook(self._normalize)
+
+    def _normalize(self, gradient: Tensor) -> Tensor:
+        self.norm = 0.9 * self.norm + 0.1 * float(gradient.norm())
+        return gradient / self.norm
+
+
+@pytest.mark.parametrize(("body", "what"), [(Counting, "another loss"), (Normalizing, "other gradients")])
+def test_a_worker_by_itself_computes_the_first_shard_again_and_compares(body: type[Body], what: str) -> None:
+    with pytest.raises(NotRepeatable, match=f"the same shard has {what} when it is computed again after others"):
+        body().train()
+
+
+def test_a_single_shard_is_computed_once_as_in_the_plain_loop() -> None:
+    body = Counting()
+    body.train(num_shards=1)
+    assert body.batches == 3 * 4
+
+
 def test_shards_are_read_again_only_where_they_are_compared() -> None:
     reads: list[int] = []
 

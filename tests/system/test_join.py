@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -71,8 +71,12 @@ class Joiner:
         return str(line)
 
 
-def end(process: "subprocess.Popen[str]", number: signal.Signals) -> Ended:
-    process.send_signal(number)
+def end(process: "subprocess.Popen[str]", number: signal.Signals, *, to_all: bool = False) -> Ended:
+    """Send a signal, with ``to_all`` also to all that it has started, as systemd does; return how it ended."""
+    below = psutil.Process(process.pid).children(recursive=True) if to_all else []
+    for pid in (process.pid, *(each.pid for each in below)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
     out, err = process.communicate(timeout=120)
     return Ended(process.returncode, out, err)
 
@@ -108,6 +112,12 @@ async def test_a_machine_joins_trains_leaves_and_comes_back(
                 left = end(process, signal.SIGTERM)
             assert (left.status, left.err.splitlines()[-1]) == (0, "far has left the pool")
             await host_becomes(client, "far", lambda host: host.state is HostState.LEFT)
+            await trial.goes_on(workers=1)
+
+            with joiner.joined("--host", "far", *folder) as process:
+                await trial.spreads()
+                left = end(process, signal.SIGTERM, to_all=True)
+            assert (left.status, left.err.splitlines()[-1]) == (0, "far has left the pool"), left.err
             await trial.goes_on(workers=1)
 
             with joiner.joined("--host", "far", *folder) as process:

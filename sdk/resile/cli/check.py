@@ -62,7 +62,7 @@ def check(
 
     with naming_flags():
         variables = worker_environment(environment(env), None)
-    report = tried(script, args or (), iterations=iterations, env=variables, requirements=required(packages, None))
+    report = try_script(script, args or (), iterations=iterations, env=variables, requirements=required(packages, None))
     if as_json:
         print(orjson.dumps(report.as_json()).decode())
     else:
@@ -168,14 +168,14 @@ def speedups(compute_seconds: float, exchange_seconds: float, *, num_shards: int
     return {workers: compute_seconds / seconds(workers) for workers in sizes if workers > 1}
 
 
-def tried(
+def try_script(
     script: Path, args: Sequence[str], *, iterations: int, env: Mapping[str, str], requirements: tuple[str, ...]
 ) -> Report:
     """Run the first ``iterations`` of a script on this machine. Raises UsageError for what cannot run at all."""
-    return asyncio.run(_tried(script, tuple(args), iterations, dict(env), requirements))
+    return asyncio.run(_try_script(script, tuple(args), iterations, dict(env), requirements))
 
 
-async def _tried(
+async def _try_script(
     script: Path, args: tuple[str, ...], iterations: int, env: dict[str, str], requirements: tuple[str, ...]
 ) -> Report:
     from ..local.plan import parse_plan

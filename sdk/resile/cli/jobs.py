@@ -172,13 +172,13 @@ def submit(
 
 def _check(job: "PackedJob", path: Path) -> None:
     """Try the script of a job on this machine, and print the report. Raises UsageError for one that cannot train."""
-    from .check import DEFAULT_ITERATIONS, tried
+    from .check import DEFAULT_ITERATIONS, try_script
 
     fields = job.fields
     if elsewhere := [option for option in ("gang", "data", "mounts") if fields.get(option)]:
         raise UsageError(f"--check tries the script on this machine, without --{elsewhere[0]}: leave one of both out")
     script = path / job.package.script if path.is_dir() else path
-    report = tried(
+    report = try_script(
         script,
         cast("tuple[str, ...]", fields["args"]),
         iterations=DEFAULT_ITERATIONS,

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 
 from torch import nn
 
-BATCH_NORM = nn.modules.batchnorm._NormBase
+_WITH_STATISTICS = nn.modules.batchnorm._NormBase
 _DRAWING = (nn.modules.dropout._DropoutNd, nn.RReLU, nn.MultiheadAttention, nn.RNNBase)
 
 
@@ -15,8 +15,8 @@ def draws(module: nn.Module) -> bool:
 
 
 def has_statistics(module: nn.Module) -> bool:
-    """Whether a module mixes rows while it trains, as is expected of it: BatchNorm."""
-    return isinstance(module, BATCH_NORM)
+    """Whether a module mixes rows while it trains, as is expected of it: a BatchNorm or InstanceNorm."""
+    return isinstance(module, _WITH_STATISTICS)
 
 
 def uses_batch_statistics(model: nn.Module) -> bool:
