@@ -13,7 +13,9 @@ from torch.utils.data import DataLoader, TensorDataset
 from resile.training import ElasticModel, weigh
 from resile_learner.messages import Message, Progress, Warned
 from resile_learner.session import SoloSession, enter_session
-from resile_learner.training.watch.joint_rows import COMPARED_AT
+from resile_learner.training.data.batches import START, BatchPlan
+from resile_learner.training.gradients import Gradients
+from resile_learner.training.watch.joint_rows import COMPARED_AT, JointRows
 
 from .shard_bodies import prepare
 
@@ -246,3 +248,17 @@ def test_no_pass_is_larger_than_a_shard_that_can_be_halved() -> None:
 
     trained(perceptron(Seen()), num_shards=2)
     assert set(sizes) == {8, 16}
+
+
+@pytest.mark.parametrize(
+    ("device", "num_shards", "sizes"),
+    [("cpu", 8, [4, 4, 8]), ("meta", 8, []), ("cpu", 2, [8, 8, 16]), ("meta", 2, [8, 8, 16]), ("cpu", 1, [])],
+)
+def test_two_shards_at_once_are_computed_where_memory_is_the_machines(
+    device: str, num_shards: int, sizes: list[int]
+) -> None:
+    """On an accelerator they may be more than fits; a half of a shard, and the shard, is what fits anyway."""
+    model = perceptron().to(device)
+    batch = BatchPlan(SAMPLES, BATCH, num_shards, seed=0).batch(START)
+    rows = JointRows(model, compares=True).passes(0, batch, Gradients(list(model.parameters())))
+    assert [each.stop - each.start for each in rows] == sizes

@@ -33,9 +33,10 @@ def train(tmp_path: Path) -> Path:
     return folder / "train.py"
 
 
-def submit(pool: UpPool, train: Path, *, number: int) -> list[str]:
+def submit(pool: UpPool, train: Path, *, number: int, readers: int = 0) -> list[str]:
     """Submit jobs that share the pool, and wait until all of them train."""
-    jobs = [pool.submit(train, "--max-workers", 4, "--", "--pause", 1.0) for _ in range(number)]
+    args = ("--pause", 1.0, "--readers", readers)
+    jobs = [pool.submit(train, "--max-workers", 4, "--", *args) for _ in range(number)]
     for job in jobs:
         pool.becomes(job, lambda job: job["workers"] == 4 // number and job["iteration"] >= 2)
     return jobs
@@ -90,13 +91,12 @@ def test_a_signal_to_all_processes_saves_the_jobs_too(
     """As systemd, Slurm and a reboot send it: to the services, the bus, and the DataLoader workers of scripts."""
     home = tmp_path / "home"
     with pool_up(home, *TWO_HOSTS) as pool:
-        job = pool.submit(train, "--max-workers", 4, "--", "--pause", 1.0, "--readers", 1)
-        pool.becomes(job, lambda view: view["workers"] == 4 and view["iteration"] >= 2)
+        jobs = submit(pool, train, number=2, readers=1)
         ended = pool.end(number, to_all=True)
     assert ended.status == 0, ended.err
     assert ended.err.splitlines()[-1] == "the pool has stopped"
     assert not pool.left()
-    for view in complete(home, [job], undisturbed):
+    for view in complete(home, jobs, undisturbed):
         saved_at(view)
 
 
