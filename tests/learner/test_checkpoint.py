@@ -107,6 +107,15 @@ def test_tensors_are_read_straight_into_their_targets(store: CheckpointStore) ->
     assert tree_of(loaded)["model"]["layer0"].data_ptr() == target.data_ptr()
 
 
+def test_a_checkpoint_of_another_format_is_not_deleted(store: CheckpointStore, folder: Path) -> None:
+    for iteration in (10, 20, 30, 40):
+        save(store, iteration)
+    manifest = folder / "checkpoints" / CheckpointId(1, 20, 1).name / "manifest.json"
+    manifest.write_text(json.dumps({"format": 1, "of": "another version"}))
+    assert store.prune(1, lineage=1) == [CheckpointId(1, 10, 1), CheckpointId(1, 30, 1)]
+    assert part_file(folder, CheckpointId(1, 20, 1), 0).exists()
+
+
 def test_a_state_without_tensors_can_be_saved(store: CheckpointStore) -> None:
     store.commit(store_parts(store, {"a": 1}, CheckpointId(1, 0, 1)))
     assert tree_of(load_newest(store)) == {"a": 1}
@@ -211,7 +220,7 @@ def test_a_damaged_part_makes_an_older_checkpoint_be_used(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        (lambda manifest: manifest.update(format=3), "format"),
+        (lambda manifest: manifest.update(format="new"), "format"),
         (lambda manifest: manifest["parts"].pop(), "sizes do not add up"),
         (lambda manifest: manifest["parts"].reverse(), "numbered"),
         (lambda manifest: manifest["skeleton"].update(num_bytes=1_000_000), "sizes do not add up"),

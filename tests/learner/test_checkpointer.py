@@ -1,5 +1,7 @@
 """How one member behaves towards a storage that fails: it warns, waits, and gives up late."""
 
+import json
+import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,13 +19,16 @@ from resile_learner.checkpoint.upload_queue import PutPart, UploadQueue, Wait, W
 from resile_learner.messages import ChangeTraced, CheckpointSaved, Message, Warned
 from resile_learner.session import SoloSession, View
 from resile_learner.state.run import RunState
+from resile_shared.messages.allocations import StoredCheckpoint
+from resile_shared.version import VERSION
 
 
 class StoredSession(SoloSession):
     """A plain run that has storage, and what it reports."""
 
-    def __init__(self, storage: str, *, lineage: int = 1) -> None:
+    def __init__(self, storage: str, *, lineage: int = 1, known: int | None = None) -> None:
         super().__init__()
+        self.stored_checkpoint = None if known is None else StoredCheckpoint(lineage=1, iteration=known)  # type: ignore[assignment]
         self.view = View(generation=lineage, workers=(0,), me=0, lineage=lineage)  # type: ignore[misc]
         self.storage = storage  # type: ignore[assignment]
         self.warnings: list[str] = []
@@ -115,6 +120,71 @@ def test_a_start_that_finds_no_checkpoint_keeps_the_state_of_the_script_and_says
     assert session.warnings == [
         f"there is no complete checkpoint in {tmp_path.as_uri()}: training starts over from the beginning"
     ]
+
+
+@pytest.mark.parametrize("older", [None, 3])
+def test_a_start_that_misses_a_checkpoint_which_was_reported_waits_for_the_storage(
+    tmp_path: Path, older: int | None
+) -> None:
+    store, away, state = tmp_path / "store", tmp_path / "away", state_of(5.0)
+    store_checkpoint(store, 6, 2.0)
+    store.rename(away)
+    if older:
+        store_checkpoint(store, older, 1.0)
+
+    def mount(_: float) -> None:
+        assert weight_of(state) == 5.0
+        shutil.rmtree(store, ignore_errors=True)
+        away.rename(store)
+
+    session = StoredSession(store.as_uri(), lineage=2, known=6)
+    assert Checkpointer(session, every=None, sleep=mount).resume(state)
+    assert (state.progress.iteration, weight_of(state)) == (6, 2.0)
+    newest = "the newest one there is lineage-1/000000000003-g1" if older else "there is none"
+    (warning,) = session.warnings
+    assert warning == (
+        "the job is waiting for its checkpoint: the job has stored a checkpoint of iteration 6 in "
+        f"{store.as_uri()}, but {newest}: make the storage available as it was, or start the job anew"
+    )
+
+
+def test_a_start_does_not_wait_for_a_reported_checkpoint_that_is_damaged_or_was_replaced(tmp_path: Path) -> None:
+    flip(store_checkpoint(tmp_path, 6, 2.0))
+    store_checkpoint(tmp_path, 3, 1.0)
+    state = state_of(5.0)
+    assert Checkpointer(StoredSession(tmp_path.as_uri(), lineage=2, known=6), every=None).resume(state)
+    assert weight_of(state) == 1.0
+    newer = tmp_path / "newer"
+    store_checkpoint(newer, 9, 3.0)
+    assert Checkpointer(StoredSession(newer.as_uri(), lineage=2, known=7), every=None).resume(state)
+
+
+@pytest.mark.parametrize("name", ["000000000006-g1/manifest.json", "start.json"])
+def test_what_another_version_has_stored_is_named_and_kept_and_never_taken_for_damage(
+    tmp_path: Path, name: str
+) -> None:
+    store_checkpoint(tmp_path, 3, 1.0)
+    store_checkpoint(tmp_path, 6, 2.0)
+    assert Checkpointer(StoredSession(tmp_path.as_uri(), lineage=2), every=None).resume(state_of(5.0))
+    lineage, own = (2, 1) if name == "start.json" else (1, 2)
+    file = tmp_path / "checkpoints" / f"lineage-{lineage}" / name
+    before = file.read_text()
+    document = {**json.loads(before), "format": 3, "field": "of a later version"}
+    file.write_text(json.dumps(document))
+    session, state = StoredSession(tmp_path.as_uri(), lineage=2 if name == "start.json" else 3), state_of(5.0)
+
+    def upgrade(_: float) -> None:
+        assert json.loads(file.read_text()) == document
+        file.write_text(before)
+
+    assert Checkpointer(session, every=None, sleep=upgrade).resume(state)
+    assert (state.progress.iteration, weight_of(state)) == (6, 2.0)
+    (warning,) = session.warnings
+    key = f"checkpoints/lineage-{lineage}/{name}"
+    assert warning == (
+        f"the job is waiting for its checkpoint: {key} has format 3, and Resile {VERSION} reads format {own}: use the "
+        "version of Resile that stored it, or start the job anew"
+    )
 
 
 def test_a_start_that_finds_only_damaged_checkpoints_keeps_the_state_of_the_script_and_says_so(tmp_path: Path) -> None:

@@ -106,3 +106,23 @@ def test_a_job_of_a_pool_passes_over_damaged_checkpoints_by_itself(tmp_path: Pat
         assert view["params_sha256"] == undisturbed
         epochs = pool.ask("ledger", job)["epochs"]
         assert [(epoch["once"], epoch["more"], epoch["never"]) for epoch in epochs] == [(480, 0, 0)] * 3
+
+
+def test_a_run_whose_storage_is_empty_now_waits_for_what_it_stored(
+    resile: Resile, undisturbed: str, tmp_path: Path
+) -> None:
+    """As when a file system is not mounted: it never starts over."""
+    script, storage = resile.script(), tmp_path / "storage"
+    options = ("--workers", 2, "--storage", storage.as_uri(), "--json", "--", "--every", 4, "--pause", 0.2)
+    watched = Watched(resile.start("run", script, *options))
+    watched.until("iteration 8: checkpoint saved")
+    watched.process.kill()
+    watched.end()
+    storage.rename(tmp_path / "unmounted")
+    resumed = Watched(resile.start("run", script, "--resume", "--workers", 2, "--storage", storage.as_uri(), "--json"))
+    resumed.until(f"in {storage.as_uri()}, but there is none: make the storage available as it was")
+    (tmp_path / "unmounted" / "checkpoints").rename(storage / "checkpoints")
+    resumed.end()
+    view = json.loads(resumed.out)
+    assert view["params_sha256"] == undisturbed
+    assert view["ledger"]["epochs"] == [{"epoch": n, "samples": 480, "once": 480, "more": 0, "never": 0} for n in range(3)]

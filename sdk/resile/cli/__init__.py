@@ -43,13 +43,14 @@ def _process() -> int:
     arguments = sys.argv[1:]
     if sys.platform != "linux" or arguments[:1] == ["page"]:  # the browser that `resile page` opens outlives it
         return _main(arguments)
-    from resile_learner.processes.descendants import adopt_orphans, kill_all
+    from resile_learner.processes.descendants import OwnProcesses, adopt_orphans, kill_all
 
     adopt_orphans()
+    own = OwnProcesses()
     try:
         return _main(arguments)
     finally:
-        kill_all()  # what a fork server that was killed has left: this process has adopted it
+        kill_all(own)  # what a fork server that was killed has left: this process has adopted it
 
 
 def _main(arguments: list[str]) -> int:

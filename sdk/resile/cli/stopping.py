@@ -35,6 +35,8 @@ async def until_stopped(
 
     Nothing is started if a signal came so early that asyncio has cancelled this task instead.
     """
+    from resile_learner.processes.descendants import OwnProcesses
+
     from ..pool.worker_processes import kill_orphans
 
     loop = asyncio.get_running_loop()
@@ -54,7 +56,7 @@ async def until_stopped(
         work.close()
         await supervisor.kill()
         raise asyncio.CancelledError
-    orphans = asyncio.ensure_future(kill_orphans(supervisor.pids))
+    orphans = asyncio.ensure_future(kill_orphans(supervisor.pids, OwnProcesses()))
     task = asyncio.ensure_future(work)
     try:
         await asyncio.wait({task})

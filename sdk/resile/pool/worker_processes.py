@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from resile_learner.processes.descendants import descendants, kill, processes
+from resile_learner.processes.descendants import OwnProcesses, descendants, kill, processes
 from resile_learner.processes.fork_protocol import PROCESS_NAME_PREFIX
 
 _MARK = f"/memfd:{PROCESS_NAME_PREFIX}"
@@ -61,8 +61,8 @@ def _name_of(pid: int) -> str:
     return ""
 
 
-async def kill_orphans(known: Callable[[], Set[int]]) -> None:
-    """Kill and reap all children whose ids are not in ``known``; never returns.
+async def kill_orphans(known: Callable[[], Set[int]], own: OwnProcesses) -> None:
+    """Kill and reap all ``own`` children whose ids are not in ``known``; never returns.
 
     The command is a child subreaper (`resile_learner.processes.descendants`), so that nothing outlives it. What a
     killed agent leaves behind becomes a child of this process, and is killed earlier, here.
@@ -71,7 +71,8 @@ async def kill_orphans(known: Callable[[], Set[int]]) -> None:
     """
     seen: Set[int] = frozenset()
     while True:
-        unknown = {process.pid for process in processes() if process.parent == os.getpid()} - known()
+        children = [process for process in processes() if process.parent == os.getpid()]
+        unknown = {process.pid for process in children if not own.excludes(process)} - known()
         for pid in unknown & seen:
             _end(pid)
         seen = unknown

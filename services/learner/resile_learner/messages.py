@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter
 
 from resile_shared.messages import reports
+from resile_shared.messages.allocations import StoredCheckpoint
 from resile_shared.messages.jobs import MAX_WORKERS
 from resile_shared.messages.message import MAX_INTEGER, Count, HostAddress, Id, Message, Port, Positive
 from resile_shared.messages.spans import Attributes
@@ -51,6 +52,9 @@ class Order(Message):
     lineage: int = Field(default=1, ge=1, lt=10**9, description="the number of the cold start that it descends from")
     cold_start: bool = Field(default=False, description="its members start without a hand-over")
     resume: bool = Field(default=False, description="the members of a cold start look for a checkpoint in storage")
+    checkpoint: StoredCheckpoint | None = Field(
+        default=None, description="the newest one that the job has reported as stored, if they look for one"
+    )
     is_recovery: bool = Field(
         default=False,
         description="its members abandon the open round, synchronize their state, and continue without the others",

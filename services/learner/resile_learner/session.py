@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from weakref import WeakSet
 
 from resile_shared.errors import ResileError, UsageError
+from resile_shared.messages.allocations import StoredCheckpoint
 from resile_shared.messages.reports import BatchStep
 
 from .changes import ChangeRecorder
@@ -134,6 +135,10 @@ class Session(Protocol):
         """After `join`, for an initial member: whether to look for a checkpoint in storage."""
 
     @property
+    def stored_checkpoint(self) -> StoredCheckpoint | None:
+        """After `join`, for an initial member: a checkpoint that is known to be in storage, None if none is."""
+
+    @property
     def expected(self) -> View | None:
         """Before `join`: the generation that this worker will join. None for an initial member, or while unknown."""
 
@@ -197,6 +202,7 @@ class SoloSession:
     pause_asked = False
     storage = None
     resume = False
+    stored_checkpoint = None
     batches = ()
     job = "local"
     packages = ""

@@ -33,6 +33,13 @@ class Loss(Message):
     )
 
 
+class StoredCheckpoint(Message):
+    """A checkpoint that a job has reported as stored."""
+
+    lineage: Positive
+    iteration: Count
+
+
 class Allocation(Message):
     """The membership that a job shall have. No placements: all its workers end.
 
@@ -51,6 +58,12 @@ class Allocation(Message):
     cold_start: bool = Field(default=False, description="its members start without a hand-over")
     resume: bool = Field(
         default=False, description="a cold start that is not the job's first: it looks for a checkpoint in storage"
+    )
+    checkpoint: StoredCheckpoint | None = Field(
+        default=None,
+        exclude_if=lambda checkpoint: checkpoint is None,
+        description="of a cold start that looks for a checkpoint: the newest that was reported, so that storage "
+        "without it is not taken for that of a job that has none",
     )
     is_recovery: bool = Field(
         default=False,

@@ -396,6 +396,7 @@ def _order(allocation: Allocation | None) -> Order | None:
         lineage=allocation.lineage,
         cold_start=allocation.cold_start,
         resume=allocation.resume,
+        checkpoint=allocation.checkpoint,
         is_recovery=allocation.is_recovery,
         not_before=allocation.not_before,
         until=allocation.until,

@@ -18,7 +18,7 @@ from resile_shared.version import VERSION
 from ..datasets.host_datasets import HostDatasets
 from ..environments import Environments
 from ..processes.client import ForkServerClient, ForkServerSettings
-from ..processes.descendants import adopt_orphans, children_in_session, kill_strays
+from ..processes.descendants import OwnProcesses, adopt_orphans, children_in_session, kill_strays
 from ..processes.fork_servers import ForkServers
 from .events import EndIncarnation
 from .folder import AgentFolder
@@ -84,6 +84,7 @@ class Agent:
             HostDatasets(folder.datasets, storage=self._settings.storage, max_bytes=self._settings.data_cache_bytes)
         )
         self._outputs = Outputs(self._settings.storage)
+        self._own = OwnProcesses()
         self._devices: HostDevices | None = None
         self._metrics = AgentMetrics(context.meter)
 
@@ -149,7 +150,7 @@ class Agent:
             yield fork_servers
         finally:
             await asyncio.gather(own.close(), fork_servers.close())
-            await asyncio.to_thread(kill_strays, children_in_session())
+            await asyncio.to_thread(kill_strays, children_in_session(), is_known=self._own.excludes)
 
     def _worker_context(self, devices: HostDevices) -> WorkerContext:
         return WorkerContext(

@@ -23,9 +23,9 @@ from ..state.run import RunState
 from .checkpoint_header import NOTHING, CheckpointHeader, PauseProgress, StoredPart
 from .interval import CheckpointInterval
 from .lineage import Start, model_key
-from .manifest import CheckpointId, PartTracker
+from .manifest import CheckpointId, OtherFormatError, PartTracker
 from .snapshot import Snapshot
-from .store import CheckpointStore, DamagedError, Loaded, load_agreed
+from .store import CheckpointStore, DamagedError, Loaded, LostCheckpointError, load_agreed
 from .upload_queue import UploadQueue
 from .uploads import Uploads
 
@@ -159,8 +159,14 @@ class Checkpointer:
         view = self._session.view
         while True:
             try:
-                return load_agreed(store, job=self._session.job, lineage=view.lineage, allocate=allocate)
-            except (StorageError, DamagedError) as error:
+                return load_agreed(
+                    store,
+                    job=self._session.job,
+                    lineage=view.lineage,
+                    known=self._session.stored_checkpoint,
+                    allocate=allocate,
+                )
+            except (StorageError, DamagedError, LostCheckpointError, OtherFormatError) as error:
                 self._warn(f"the job is waiting for its checkpoint: {error}")
                 self._sleep(RETRY_SECONDS)
 

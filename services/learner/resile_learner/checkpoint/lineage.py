@@ -19,12 +19,13 @@ for all: whichever member stores it, the bytes are the same. Everything here is 
 
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Literal, Self
+from typing import Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from .manifest import FOLDER, CheckpointId, Stored
 
+START_FORMAT: Final = 1
 _FOLDER = re.compile(rf"{FOLDER}lineage-([1-9][0-9]{{0,8}})/")
 
 
@@ -38,7 +39,7 @@ class DamagedCheckpoint(Stored):
 class Start(Stored):
     """Which checkpoint the members of a cold start begin with."""
 
-    format: Literal[1] = 1
+    format: Literal[1] = START_FORMAT
     job: str
     lineage: int = Field(ge=1)
     checkpoint: str | None = Field(description="its name; None: there was none that is whole")

@@ -11,16 +11,20 @@ A checkpoint without a manifest does not exist. Everything here is pure.
 """
 
 import hashlib
+import json
 import re
 from collections.abc import Collection, Iterable
 from datetime import datetime
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Final, Literal, NamedTuple, Self
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, model_validator
 
 from resile_shared.errors import ResileError
+from resile_shared.version import VERSION
 
 FOLDER = "checkpoints/"
+FORMAT: Final = 2
+"""The format of manifests that this version writes, and the only one that it reads."""
 
 _NAME = re.compile(r"lineage-([1-9][0-9]{0,8})/([0-9]{12,18})-g([0-9]{1,9})")
 
@@ -88,7 +92,7 @@ class SkeletonInfo(Stored):
 class Manifest(Stored):
     """Makes a checkpoint complete, and describes how to verify it."""
 
-    format: Literal[2] = 2
+    format: Literal[2] = FORMAT
     job: str
     lineage: int = Field(ge=1)
     generation: int = Field(ge=0)
@@ -134,6 +138,30 @@ class Manifest(Stored):
 def digest(parts: Iterable[PartInfo]) -> str:
     """Compute the digest of a checkpoint from its parts in order."""
     return hashlib.sha256("".join(part.sha256 for part in parts).encode()).hexdigest()
+
+
+class OtherFormatError(ResileError):
+    """An object in storage has the format of another version of Resile: it is neither read nor deleted."""
+
+    def __init__(self, key: str, found: int, own: int) -> None:
+        super().__init__(
+            f"{key} has format {found}, and Resile {VERSION} reads format {own}: use the version of Resile that stored "
+            "it, or start the job anew"
+        )
+
+
+def check_format(key: str, content: bytes, *, own: int) -> None:
+    """Raise OtherFormatError if ``content`` is a document of another format than ``own``.
+
+    What is not a document at all is left to whoever reads it.
+    """
+    try:
+        document = json.loads(content)
+    except ValueError:
+        return
+    found = document.get("format") if isinstance(document, dict) else None
+    if isinstance(found, int) and found != own:
+        raise OtherFormatError(key, found, own)
 
 
 class DivergedError(ResileError):

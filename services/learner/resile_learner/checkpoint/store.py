@@ -12,14 +12,26 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from resile_shared.errors import ResileError
+from resile_shared.messages.allocations import StoredCheckpoint
 from resile_shared.storage.objects import MissingObjectError, ObjectStorage, StorageError
 from resile_shared.validation import describe_fault
 
 from ..state.flat import Allocate
 from ..state.memory import ByteStream, tensor_bytes
 from ..state.run import is_same_state
-from .lineage import DamagedCheckpoint, Start, ancestry, fence_key, lineage_of, start_key
-from .manifest import FOLDER, CheckpointId, Manifest, PartInfo, manifest_key, outdated, part_key
+from .lineage import START_FORMAT, DamagedCheckpoint, Start, ancestry, fence_key, lineage_of, start_key
+from .manifest import (
+    FOLDER,
+    FORMAT,
+    CheckpointId,
+    Manifest,
+    OtherFormatError,
+    PartInfo,
+    check_format,
+    manifest_key,
+    outdated,
+    part_key,
+)
 from .snapshot import sha256
 
 _READ_BYTES = 8 * 2**20
@@ -44,6 +56,17 @@ class LineageFencedError(ResileError):
         super().__init__(
             f"this is start {lineage} of the job, but {url} is used by start {newer} already: nothing more is stored "
             "here. Use a storage folder of its own for every run"
+        )
+
+
+class LostCheckpointError(ResileError):
+    """The storage has no trace of a checkpoint that the job has stored there, nor of a newer one."""
+
+    def __init__(self, url: str, known: StoredCheckpoint, newest: CheckpointId | None) -> None:
+        found = f"the newest one there is {newest.name}" if newest else "there is none"
+        super().__init__(
+            f"the job has stored a checkpoint of iteration {known.iteration} in {url}, but {found}: make the storage "
+            "available as it was, or start the job anew"
         )
 
 
@@ -85,6 +108,10 @@ class _Listing:
         self.lineages = {lineage for key in sizes if (lineage := lineage_of(key))}
         self.starts = [lineage for lineage in self.lineages if start_key(lineage) in sizes]
 
+    def shows(self, known: StoredCheckpoint) -> bool:
+        """Whether something is left of ``known``, or of a newer checkpoint."""
+        return any((one.lineage, one.iteration) >= (known.lineage, known.iteration) for one in self.found)
+
 
 class CheckpointStore:
     """The checkpoints, and a few other files, of the run whose storage is ``url``.
@@ -96,6 +123,7 @@ class CheckpointStore:
     def __init__(self, url: str) -> None:
         self._objects = ObjectStorage(url)
         self._found_damaged: set[str] = set()
+        self._of_other_format: set[CheckpointId] = set()
 
     def put_part(self, name: str, number: int, buffers: Sequence[memoryview]) -> PartInfo:
         """Store one part of checkpoint ``name``, and return what is stored.
@@ -143,11 +171,13 @@ class CheckpointStore:
     def read_start(self, lineage: int) -> Start | None:
         """Read with which checkpoint ``lineage`` begins; None if that is not decided yet.
 
-        Raises DamagedError if the object there is not readable.
+        Raises DamagedError if the object there is not readable, OtherFormatError if this version cannot read it.
         """
-        name = f"lineage-{lineage}"
+        name, key = f"lineage-{lineage}", start_key(lineage)
         try:
-            start = Start.model_validate_json(self._objects.read(start_key(lineage)))
+            content = self._objects.read(key)
+            check_format(key, content, own=START_FORMAT)
+            start = Start.model_validate_json(content)
         except MissingObjectError:
             return None
         except ValidationError as error:
@@ -173,6 +203,7 @@ class CheckpointStore:
         """Read a checkpoint into the tensors that ``allocate(skeleton)`` makes (see ``state.flat.allocate``).
 
         Raises DamagedError when anything is missing or differs from its checksum; the tensors then hold no valid state.
+        Raises OtherFormatError for one that this version cannot read.
         """
         manifest = self._read_manifest(name)
         try:
@@ -187,17 +218,24 @@ class CheckpointStore:
             raise DamagedError(name, error.key + " is missing") from error
         return Loaded(manifest, skeleton, tensors)
 
-    def load_newest(self, allocate: Allocate, *, lineage: int | None = None) -> Found:
+    def load_newest(
+        self, allocate: Allocate, *, lineage: int | None = None, known: StoredCheckpoint | None = None
+    ) -> Found:
         """Read the newest of the job's checkpoints that is whole; damaged ones are skipped.
 
         ``lineage``: that of a cold start; no checkpoint that is older than its fence is missed. If nothing is found,
         there is no checkpoint and ``allocate`` was not called, or all are damaged and the tensors that it made hold no
-        valid state.
+        valid state. ``known`` is one that the job has stored.
+
+        Raises LostCheckpointError if the storage shows nothing as new as ``known``, OtherFormatError for a checkpoint
+        that this version cannot read.
         """
-        tried: list[CheckpointId] = []
+        tried: list[CheckpointId] | None = None
         skipped: list[DamagedCheckpoint] = []
         fence = fence_key(lineage) if lineage else None
-        while (checkpoints := self._ancestry(self._list(showing=fence))) != tried:
+        while (checkpoints := self._ancestry(listing := self._list(showing=fence))) != tried:
+            if known and not listing.shows(known):
+                raise LostCheckpointError(self._objects.url, known, max(listing.found, default=None))
             tried, skipped = checkpoints, []
             for checkpoint in checkpoints:
                 try:
@@ -211,12 +249,13 @@ class CheckpointStore:
     def prune(self, keep: int, *, lineage: int) -> list[CheckpointId]:
         """Delete all but the newest ``keep`` complete checkpoints, and older incomplete ones; return what was deleted.
 
-        The newest complete one is always kept, and so is anything newer. ``lineage`` is that of the caller: raises
-        LineageFencedError, and deletes nothing, if there is a newer one, whose members may be loading any of these.
+        The newest complete one is always kept, and so is anything newer, or of another format. ``lineage`` is that of
+        the caller: raises LineageFencedError, and deletes nothing, if there is a newer one, whose members may be
+        loading any of these.
         """
         listing = self._list_unfenced(lineage)
         complete = self._complete(listing)
-        old = outdated(complete, listing.found, keep)
+        old = outdated(complete, listing.found - self._of_other_format, keep)
         for checkpoint in old:
             # Without its manifest it no longer exists, even if the rest is not deleted.
             self._objects.delete([manifest_key(checkpoint.name)])
@@ -262,20 +301,27 @@ class CheckpointStore:
             return max((older for older in listing.with_manifest if older.lineage < lineage), default=None)
 
     def _complete(self, listing: _Listing) -> list[CheckpointId]:
-        return [one for one in self._ancestry(listing) if self._is_complete(one.name, listing.sizes)]
+        return [one for one in self._ancestry(listing) if self._is_complete(one, listing.sizes)]
 
-    def _is_complete(self, name: str, sizes: Mapping[str, int]) -> bool:
+    def _is_complete(self, checkpoint: CheckpointId, sizes: Mapping[str, int]) -> bool:
+        name = checkpoint.name
         if name in self._found_damaged:
             return False
         try:
             manifest = self._read_manifest(name)
         except DamagedError:
             return False
+        except OtherFormatError:
+            self._of_other_format.add(checkpoint)
+            return False
         return all(sizes.get(part_key(name, part.number)) == part.num_bytes for part in manifest.parts)
 
     def _read_manifest(self, name: str) -> Manifest:
+        key = manifest_key(name)
         try:
-            manifest = Manifest.model_validate_json(self._objects.read(manifest_key(name)))
+            content = self._objects.read(key)
+            check_format(key, content, own=FORMAT)
+            manifest = Manifest.model_validate_json(content)
         except MissingObjectError:
             raise DamagedError(name, "its manifest is missing") from None
         except ValidationError as error:
@@ -341,21 +387,24 @@ def _first_fault(error: ValidationError) -> str:
     return describe_fault(".".join(map(str, first["loc"])), first["msg"])
 
 
-def load_agreed(store: CheckpointStore, *, job: str, lineage: int, allocate: Allocate) -> tuple[Start, Loaded | None]:
+def load_agreed(
+    store: CheckpointStore, *, job: str, lineage: int, allocate: Allocate, known: StoredCheckpoint | None = None
+) -> tuple[Start, Loaded | None]:
     """Read the checkpoint that ``lineage`` begins with into the tensors that ``allocate(skeleton)`` makes.
 
     The members of a cold start agree on it here: the first that has read a complete one writes the lineage's `Start`,
     which can be written once. The others load what that names, so no member trains with another state, whichever of
-    them are lost meanwhile.
+    them are lost meanwhile. ``known`` is a checkpoint that the job has stored: it does not begin with less.
 
     Returns the decision, and the checkpoint; None if the decision is to begin without one. Then the tensors that
     ``allocate`` made, if it was called, hold no valid state. Raises DamagedError if the chosen checkpoint is damaged
-    here, LineageFencedError if there is a newer lineage, StorageError when the storage fails.
+    here, LineageFencedError if there is a newer lineage, StorageError when the storage fails, and as
+    `CheckpointStore.load_newest`.
     """
     start, loaded = store.read_start(lineage), None
     if start is None:
         store.fence(lineage)
-        loaded, skipped = store.load_newest(allocate, lineage=lineage)
+        loaded, skipped = store.load_newest(allocate, lineage=lineage, known=known)
         name = loaded.manifest.checkpoint.name if loaded else None
         start = store.decide_start(Start(job=job, lineage=lineage, checkpoint=name, skipped=skipped))
     if start.checkpoint is None:

@@ -68,7 +68,7 @@ class Process:
         A process has no command for a moment while `exec` makes it another program: this waits until it has one.
         """
         deadline = time.monotonic() + EXEC_SECONDS
-        while not (command := _command(self.pid)) and _is_alive(self.pid) and time.monotonic() < deadline:
+        while not (command := _read(self.pid, "cmdline")) and _is_alive(self.pid) and time.monotonic() < deadline:
             time.sleep(0.001)
         return any(name in command for name in _JANITORS)
 
@@ -102,9 +102,10 @@ def _is_alive(pid: int) -> bool:
     return process is not None and not process.is_zombie
 
 
-def _command(pid: int) -> bytes:
+def _read(pid: int, name: str) -> bytes:
+    """Return a file of a process; empty if it is gone, or of another user."""
     try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
+        with open(f"/proc/{pid}/{name}", "rb") as file:
             return file.read()
     except OSError:
         return b""
@@ -170,15 +171,40 @@ def children_in_session() -> list[int]:
     return [process.pid for process in _children() if process.session == os.getsid(0)]
 
 
-def kill_all() -> None:
-    """Kill and reap every descendant; the janitors last, after they had time to clean up.
+class OwnProcesses:
+    """Tells the descendants that this process starts from now on from those of others.
+
+    Others are the children that a process had before `exec` made it this program, and the first process of a container
+    adopts all that lose their parent there. Where there may be any, own ones are known by a variable of their
+    environment.
+    """
+
+    def __init__(self) -> None:
+        variable = f"_RESILE_STARTED_BY_{os.getpid()}"
+        self._mark = f"{variable}=".encode()
+        self._may_have_others = os.getpid() == 1 or bool(_children())
+        os.environ[variable] = ""
+
+    def excludes(self, process: Process) -> bool:
+        """Whether ``process``, a descendant, is of others."""
+        if not self._may_have_others:
+            return False
+        variables = _read(process.pid, "environ").split(b"\0")
+        return not any(variable.startswith(self._mark) for variable in variables)
+
+
+def kill_all(own: OwnProcesses | None = None) -> None:
+    """Kill and reap every descendant, those of others excepted; the janitors last, after they had time to clean up.
 
     It finds all of them only if `adopt_orphans` was called before the first was started.
     """
     start = time.monotonic()
     while _reap_some() and time.monotonic() - start < JANITOR_SECONDS + MAX_KILL_SECONDS:
+        found = [process for process in descendants(os.getpid()) if own is None or not own.excludes(process)]
+        if own is not None and not found:
+            return
         spare_janitors = time.monotonic() - start < JANITOR_SECONDS
-        for process in descendants(os.getpid()):
+        for process in found:
             if not (spare_janitors and process.is_janitor):
                 kill(process.pid)
         time.sleep(0.005)

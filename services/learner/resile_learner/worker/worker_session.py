@@ -10,6 +10,7 @@ from typing import NoReturn
 from torch import Tensor
 
 from resile_shared.errors import ResileError
+from resile_shared.messages.allocations import StoredCheckpoint
 
 from ..changes import ChangeRecorder
 from ..collectives.departure import LeaveAcknowledgement
@@ -106,6 +107,12 @@ class WorkerSession:
         """Whether the cold start that this worker is an initial member of looks for a checkpoint."""
         assert self._order is not None
         return self._order.resume
+
+    @property
+    def stored_checkpoint(self) -> StoredCheckpoint | None:
+        """The newest checkpoint that the job has reported as stored, if its members look for one."""
+        assert self._order is not None
+        return self._order.checkpoint
 
     @property
     def pause_asked(self) -> bool:

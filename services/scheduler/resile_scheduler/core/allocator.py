@@ -22,7 +22,7 @@ import hmac
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from resile_shared.messages.allocations import Allocation, Loss, Placement
+from resile_shared.messages.allocations import Allocation, Loss, Placement, StoredCheckpoint
 from resile_shared.messages.hosts import HostState
 
 from ..policies.demand import Target
@@ -305,6 +305,7 @@ class Allocator:
     ) -> None:
         """Write the next generation: ``placements``, with the iterations and the batch of ``change``."""
         generation = job.generations.newest.generation + 1 if job.generations.newest else 1
+        resumes, stored = cold_start and job.record.lineage > 0, job.record.checkpoint
         job.generations.write(
             Allocation(
                 job=job.id,
@@ -314,7 +315,10 @@ class Allocator:
                 secret=self._secret_of(job.id, generation),
                 lineage=job.record.lineage + 1 if cold_start else max(1, job.record.lineage),
                 cold_start=cold_start,
-                resume=cold_start and job.record.lineage > 0,
+                resume=resumes,
+                checkpoint=StoredCheckpoint(lineage=stored.lineage, iteration=stored.iteration)
+                if resumes and stored
+                else None,
                 is_recovery=is_recovery,
                 not_before=change.not_before,
                 until=change.until,
