@@ -33,6 +33,7 @@ from .bus.credentials import read_credentials, write_private
 from .errors import ResileError, UsageError
 from .http.server import listening
 from .processes import raise_descriptor_limit
+from .readiness import Readiness
 from .settings import ServiceSettings, load
 from .telemetry.exporters import set_up_log_export
 from .telemetry.metrics import CONTENT_TYPE, ServiceMetrics, gauge, total
@@ -58,6 +59,12 @@ class ServiceContext(Generic[S]):
     """Whether the service can do its work; the service sets it."""
     meter: Meter = field(default_factory=lambda: NoOpMeter("resile"))
     """The maker of the instruments of the service's metrics."""
+    storage_fault: Callable[[], str] = str
+    """Why the object storage cannot be written; empty: it can, or this service does not try."""
+
+    def readiness(self) -> Readiness:
+        """Whether the service can do its work."""
+        return Readiness.of(self.bus, is_ready=self.is_ready, storage_fault=self.storage_fault())
 
 
 Run = Callable[[ServiceContext[S]], Awaitable[None]]
@@ -178,6 +185,12 @@ def _observe(context: ServiceContext[S]) -> None:
     meter, bus = context.meter, context.bus
     gauge(meter, "resile_ready", lambda: context.is_ready, "Whether the service can do its work.")
     gauge(meter, "resile_bus_connected", lambda: bus.is_up, "Whether NATS is connected.")
+    gauge(
+        meter,
+        "resile_bus_stores",
+        lambda: not bus.connection.store_health.fault,
+        "Whether the bus stores what the service sends.",
+    )
     total(
         meter,
         "resile_bus_messages_dropped",
@@ -211,9 +224,9 @@ class Health(Generic[S]):
         return web.json_response({"status": "alive"})
 
     async def _readyz(self, _: web.Request) -> web.Response:
-        context = self.context
-        facts = {"bus": context is not None and context.bus.is_up, "service": context is not None and context.is_ready}
-        return web.json_response(facts, status=200 if all(facts.values()) else 503)
+        if self.context is None:
+            return web.json_response({"bus": False, "service": False}, status=503)
+        return self.context.readiness().response()
 
 
 @asynccontextmanager

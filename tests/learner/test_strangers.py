@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import resource
 import socket
 import struct
@@ -17,11 +18,10 @@ import pytest_asyncio
 
 from resile_learner.collectives.poller import LinkPoller
 from resile_learner.membership.events import ScriptReady
-from resile_learner.messages import Member, Order, WorkerConfig, WorkerListening, encode, from_worker
+from resile_learner.messages import GrowthRefused, Member, Order, WorkerConfig, WorkerListening, encode, from_worker
 from resile_learner.worker import links
 from resile_learner.worker.control_thread import ControlThread
 from resile_learner.worker.handshakes import MAX_HANDSHAKES
-from resile_learner.worker.peers import TooFewDescriptors
 
 NUM_IDLE = 1100
 OPENING = {"job": "j", "dialer": 1, "acceptor": 0, "generation": 1, "kind": "control", "nonce": "0" * 32}
@@ -209,10 +209,17 @@ async def test_nothing_is_kept_of_generations_that_strangers_name(victim: Victim
     assert len(victim.control._peers.generations) == 1
 
 
-async def test_a_worker_that_cannot_have_enough_connections_says_which_limit_to_raise(victim: Victim) -> None:
+async def test_a_worker_that_cannot_have_enough_connections_refuses_to_grow_and_says_which_limit_to_raise(
+    victim: Victim,
+) -> None:
     many = tuple(Member(worker=number, host="127.0.0.1", port=1) for number in range(200))
     order = Order(job="j", generation=2, members=many, secret="s")
+    reading = victim.agent.makefile("rb")
     with descriptors(soft=300):
         victim.agent.sendall(encode(order))
-        with pytest.raises(TooFewDescriptors, match=r"200 workers.* 300 files.*raise the hard limit"):
-            await asyncio.to_thread(victim.wait_for_fault)
+        refused = from_worker.validate_json(await asyncio.to_thread(reading.readline))
+    assert isinstance(refused, GrowthRefused)
+    assert refused.generation == 2
+    assert 30 <= refused.most_workers < 60
+    assert re.search(r"200 workers.* 300 files.*raise the hard limit", refused.message)
+    await victim.peer_joins()

@@ -2,16 +2,20 @@
 
 import json
 import os
+import shutil
 import subprocess
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
 
 from resile_learner.checkpoint.store import CheckpointStore
 from resile_learner.state.flat import allocate
+from resile_testing.waiting import block_until
 
 from .conftest import TRAIN, Resile
 from .pools import UpPool, pool_up
@@ -21,6 +25,7 @@ pytestmark = [
     pytest.mark.long,
     pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a small disk"),
 ]
+NUM_INODES = 5000
 WIDTH = 850  # with AdamW a state of 8.7 MB: two checkpoints that are kept and one on its way fit 32 MB
 
 LOUD = TRAIN.replace("time.sleep", 'print("." * 500); time.sleep')
@@ -32,7 +37,11 @@ class SmallDisk:
     def __init__(self, folder: Path, megabytes: int) -> None:
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)], check=True)
+        self.mount(megabytes)
+
+    def mount(self, megabytes: int) -> None:
+        options = f"size={megabytes}m,nr_inodes={NUM_INODES}"
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.folder)], check=True)
 
     def fill(self) -> None:
         with (self.folder / "filler").open("ab", buffering=0) as file:
@@ -50,12 +59,44 @@ class SmallDisk:
         subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
 
 
+class DiskWithoutInodes(SmallDisk):
+    """A file system that has space, and can be filled with empty files."""
+
+    def fill(self) -> None:
+        filler = self.folder / "filler"
+        filler.mkdir()
+        with suppress(OSError):
+            for number in range(NUM_INODES):
+                (filler / str(number)).touch()
+
+    def make_room(self) -> None:
+        shutil.rmtree(self.folder / "filler")
+
+
+class DiskWithQuota(SmallDisk):
+    """A folder with a quota, on a file system that has space."""
+
+    def mount(self, megabytes: int) -> None:
+        image = self.folder.with_suffix(".image")
+        with image.open("wb") as file:
+            file.truncate(1 << 30)
+        for command in (
+            ["mkfs.btrfs", "--quiet", image],
+            ["mount", "-o", "loop", image, self.folder],
+            ["btrfs", "quota", "enable", self.folder],
+            ["btrfs", "qgroup", "limit", f"{megabytes}M", "0/5", self.folder],
+        ):
+            subprocess.run(list(map(str, command)), check=True, stdout=subprocess.DEVNULL)
+
+
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Callable[..., SmallDisk]]:
     disks: list[SmallDisk] = []
 
-    def mount(folder: Path | None = None, *, megabytes: int = 32) -> SmallDisk:
-        disks.append(SmallDisk(folder or tmp_path / "disk", megabytes))
+    def mount(
+        folder: Path | None = None, *, megabytes: int = 32, kind: Callable[..., SmallDisk] = SmallDisk
+    ) -> SmallDisk:
+        disks.append(kind(folder or tmp_path / "disk", megabytes))
         return disks[-1]
 
     yield mount
@@ -148,24 +189,51 @@ def test_a_job_goes_on_while_the_disk_of_its_agent_is_full(
         assert f"of job {job} prints is not kept any more: No space left on device" in said
 
 
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        (SmallDisk, "is full: running jobs train on"),
+        (DiskWithQuota, "is used up: running jobs train on"),
+        (DiskWithoutInodes, "is full: it has no inodes left: running jobs train on"),
+    ],
+)
 def test_a_pool_whose_disk_was_full_works_again_when_there_is_room(
-    tmp_path: Path, small_disk: Callable[..., SmallDisk], undisturbed: str
+    kind: Callable[..., SmallDisk], reason: str, tmp_path: Path, small_disk: Callable[..., SmallDisk], undisturbed: str
 ) -> None:
     script = tmp_path / "code" / "train.py"
     script.parent.mkdir()
     script.write_text(TRAIN)
-    disk = small_disk(tmp_path / "home", megabytes=200)
+    disk = small_disk(tmp_path / "home", megabytes=200, kind=kind)
     with pool_up(disk.folder, "--hosts", 1, "--slots", 2) as pool:
         job = pool.submit(script, "--", "--pause", 0.5)
         pool.becomes(job, lambda view: view["workers"] == 2)
         disk.fill()
-        read_until(pool.process.stderr, "is full: running jobs train on")
-        # What still fits into the last page of a file is stored.
-        assert any(is_refused(pool, job, priority) for priority in range(6000, 6100))
+        read_until(pool.process.stderr, reason)
+        if kind is not DiskWithoutInodes:  # what is stored goes on in files that are there
+            # What still fits into the last page of a file is stored.
+            assert any(is_refused(pool, job, priority) for priority in range(6000, 6100))
+            assert not_ready(pool, "scheduler")["reasons"]["bus_storage"]
         disk.make_room()
-        read_until(pool.process.stderr, "nats-server restarted")
+        if kind is not DiskWithoutInodes:
+            read_until(pool.process.stderr, "nats-server restarted")
         assert pool.completed(job)["params_sha256"] == undisturbed
         assert pool.completed(pool.submit(script))["params_sha256"] == undisturbed
+
+
+def not_ready(pool: UpPool, service: str) -> Any:
+    """Wait until a service is not ready; return what it says."""
+    url = (pool.home / "health" / service).read_text()
+    answers: list[bytes] = []
+
+    def is_not_ready() -> bool:
+        try:
+            urllib.request.urlopen(f"{url}/readyz", timeout=5.0).close()
+        except urllib.error.HTTPError as error:
+            answers.append(error.read())
+        return bool(answers)
+
+    block_until(is_not_ready)
+    return json.loads(answers[-1])
 
 
 def is_refused(pool: UpPool, job: str, priority: int) -> bool:

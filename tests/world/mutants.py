@@ -74,6 +74,7 @@ TESTS = {
     "resile_scheduler.core.slots.relocation": ("tests/scheduler/test_groups.py",),
     "resile_scheduler.core.retention": ("tests/scheduler/test_retention.py",),
     "resile_scheduler.core.slots.sharing": ("tests/scheduler/test_groups.py",),
+    "resile_scheduler.core.worker_reports": ("tests/scheduler/test_growth_limits.py", "tests/scheduler/test_core.py"),
     "resile_scheduler.core": (
         "tests/scheduler/test_core.py",
         "tests/scheduler/test_device_classes.py",
@@ -574,6 +575,27 @@ MUTANTS = (
         "resume=cold_start and job.record.lineage > 0,",
         "resume=cold_start and job.record.checkpoint is not None,",
         once_missing=True,
+    ),
+    Mutant(
+        "a start takes storage without the reported checkpoint for that of a job that has none",
+        "a job whose storage is not mounted starts over",
+        _STORE,
+        "if known and not listing.shows(known):",
+        "if False:",
+    ),
+    Mutant(
+        "a checkpoint of another version is deleted",
+        "what a later version has stored is gone after a roll-back",
+        _STORE,
+        "listing.found - self._of_other_format",
+        "listing.found",
+    ),
+    Mutant(
+        "a refused growth is ordered again at once",
+        "a job whose member cannot follow is ordered the same growth without end",
+        f"{_CORE}.worker_reports",
+        "        job.growth_limit.set(most, now=now)\n",
+        "",
     ),
     Mutant(
         "scheduler ends nobody who waits after the completion",

@@ -3,61 +3,30 @@
 import asyncio
 import contextlib
 import os
-import shutil
 import signal
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import aiohttp
 import orjson
 
-from resile_shared.bus.nats_server import NatsServer
 from resile_shared.errors import ResileError
 from resile_shared.processes import dying_with_parent
 from resile_shared.version import check_installed
 
+from .disk import write_fault
 from .services import ServiceSpec
 
-CHECK_SECONDS = 2.0
-LEAST_FREE_BYTES = 16 << 20
-"""With less free space than this, the disk counts as full."""
-_REFUSED = b"no space left on device"
 STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.05
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
-
-
-async def watch_disk(bus: NatsServer, log: Callable[[str], None]) -> None:
-    """Report a full disk, and stop ``bus`` when there is space again, so that it is restarted; never returns.
-
-    A nats-server whose disk was full refuses writes until it is restarted.
-    """
-    was_full = False
-    while True:
-        await asyncio.sleep(CHECK_SECONDS)
-        full = await asyncio.to_thread(is_full, bus.folder)
-        if full and not was_full:
-            log(f"the disk of {bus.folder} is full: running jobs train on, but changes fail until there is space")
-        if not full and _REFUSED in await asyncio.to_thread(bus.read_log):
-            log("there is space on the disk again: nats-server stops, since it refuses writes until it is restarted")
-            await bus.stop()
-        was_full = full
-
-
-def is_full(folder: Path) -> bool:
-    """Whether too little space is left where ``folder`` is."""
-    try:
-        return shutil.disk_usage(folder).free < LEAST_FREE_BYTES
-    except OSError:  # it cannot be asked now
-        return False
 
 
 class ServiceFailed(ResileError):
     """A service exited before it was ready."""
 
     def __init__(self, spec: ServiceSpec, status: int) -> None:
-        last = last_line(spec.log) or ("its disk is full" if is_full(spec.log.parent) else "")
+        last = last_line(spec.log) or write_fault(spec.log.parent)
         cause = f": {last}" if last else ""
         super().__init__(f"{spec.name} {describe_exit(status)} before it was ready{cause} (its log: {spec.log})")
 

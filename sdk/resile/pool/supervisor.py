@@ -17,9 +17,10 @@ from resile_shared.storage.objects import MissingObjectError, ObjectStorage
 from resile_shared.version import VersionMismatch
 
 from ..http_requests import Server
+from .disk import watch_disk
 from .home import PoolHome
 from .namespaces import Namespaces
-from .process import ServiceProcess, describe_exit, watch_disk
+from .process import ServiceProcess, describe_exit
 from .saving import save_jobs
 from .services import PoolOptions, Services
 from .worker_processes import has_workers

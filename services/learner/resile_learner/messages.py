@@ -181,6 +181,10 @@ class PeerSuspected(MemberMessage, reports.PeerSuspected):
     """Another member is suspected to be lost; this worker waits for a recovery order."""
 
 
+class GrowthRefused(MemberMessage, reports.GrowthRefused):
+    """This worker does not take part in ``generation``, which it was ordered to form."""
+
+
 class Failed(WorkerMessage, reports.Failed):
     """The worker cannot continue. ``message`` is one line for the user, ``details`` the traceback if there is one."""
 
@@ -208,7 +212,9 @@ class ChangeTraced(MemberMessage):
 
 
 ToWorker = Annotated[Order | Stop | Pause, Field(discriminator="kind")]
-ReportedByWorker = Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Left | PeerSuspected | Failed
+ReportedByWorker = (
+    Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Left | PeerSuspected | GrowthRefused | Failed
+)
 SentByWorker = WorkerListening | Imported | Joined | Trained | Finished | ChangeTraced | ReportedByWorker
 FromWorker = Annotated[SentByWorker, Field(discriminator="kind")]
 to_worker: TypeAdapter[Order | Stop | Pause] = TypeAdapter(ToWorker)

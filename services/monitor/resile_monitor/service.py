@@ -12,6 +12,7 @@ from resile_shared.messages.reports import Report
 from resile_shared.messages.spans import Spans
 from resile_shared.service import ServiceContext
 from resile_shared.storage.objects import ObjectStorage
+from resile_shared.telemetry.metrics import gauge
 
 from .api.application import application, serving
 from .api.pool import Pool
@@ -47,6 +48,9 @@ async def run(context: ServiceContext[MonitorSettings]) -> None:
         admission=admission,
         metrics=MonitorMetrics(context.meter),
     )
+    probe = pool.storage_probe
+    context.storage_fault = lambda: probe.fault
+    gauge(context.meter, "resile_storage_writable", lambda: not probe.fault, "Whether the storage can be written.")
     served = application(pool, token=token)
     async with serving(served, host=settings.api_host, port=settings.api_port) as url:
         if settings.url_file:
@@ -62,6 +66,7 @@ async def run(context: ServiceContext[MonitorSettings]) -> None:
             group.create_task(feed.newest_failures(present[3]))
             group.create_task(feed.warnings(present[4]))
             group.create_task(slots.follow())
+            group.create_task(probe.run())
             pace = Pace(settings.webhook_seconds, settings.webhook_pause_seconds)
             group.create_task(Deliveries(context.bus, pace).run())
             for event in present:

@@ -27,6 +27,7 @@ from nats.errors import Error as NatsError
 
 from ..errors import MessageTooLarge, ResileError
 from .credentials import Credentials
+from .store_health import StoreHealth
 
 logger = logging.getLogger(__name__)
 
@@ -109,6 +110,7 @@ class Connection:
         self.num_dropped = 0
         """Messages that arrived and were dropped, because handlers did not keep up."""
         self._refused: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.store_health = StoreHealth()
         self.closed = asyncio.Event()
         self.on_return: set[Callable[[], None]] = set()
         """Functions to call after each reconnect."""
@@ -260,15 +262,19 @@ class Connection:
         self, subject: str, body: bytes, *, headers: dict[str, str] | None = None
     ) -> dict[str, Any]:
         """Request something of JetStream; what it cannot do now is tried again. Raises StoreFailed."""
-        while True:
-            answer: dict[str, Any] = orjson.loads((await self.request(subject, body, headers=headers)).data)
-            error = answer.get("error")
-            if error is None:
-                return answer
-            if int(error.get("code", 0)) < 500:
-                raise StoreFailed(subject, error)
-            logger.warning("JetStream request failed, retrying subject=%s: %s", subject, error.get("description"))
-            await asyncio.sleep(RESEND_SECONDS)
+        with self.store_health.writing():
+            while True:
+                answer: dict[str, Any] = orjson.loads((await self.request(subject, body, headers=headers)).data)
+                error = answer.get("error")
+                if error is None:
+                    self.store_health.on_stored()
+                    return answer
+                if int(error.get("code", 0)) < 500:
+                    raise StoreFailed(subject, error)
+                reason = error.get("description", "no reason given")
+                logger.warning("JetStream request failed, retrying subject=%s: %s", subject, reason)
+                self.store_health.on_refused(reason)
+                await asyncio.sleep(RESEND_SECONDS)
 
     async def subscribe(
         self, subject: str, callback: Callable[[Msg], Awaitable[None]], *, queue: str = ""

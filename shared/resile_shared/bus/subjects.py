@@ -31,7 +31,7 @@ INSTRUCTIONS = "resile.instruction.*"
 JOB_EVENTS = "resile.job.>"
 POOL_EVENTS = "resile.pool.*"
 REPORTS_OF_ALL = "resile.report.*.*"
-FACTS = ("ready", "switched", "checkpoint", "warned", "completed", "left", "failed")
+FACTS = ("ready", "switched", "checkpoint", "warned", "completed", "left", "growth_refused", "failed")
 """The kinds of reports that no later report replaces."""
 SUSPICIONS = "resile.suspicion.*"
 LOGS_OF_ALL = "resile.log.*"

@@ -219,6 +219,14 @@ class PeerSuspected(Message):
     reason: Text
 
 
+class GrowthRefused(Message):
+    """A worker cannot follow a larger generation, and stays in the one that it has: so do the others."""
+
+    kind: Literal["growth_refused"] = "growth_refused"
+    most_workers: Workers = Field(description="with how many it could, by its own estimate")
+    message: Text
+
+
 class Failed(Message):
     """A worker cannot go on. ``message`` is one line for the user, ``details`` the traceback where there is one."""
 
@@ -235,7 +243,7 @@ class Failed(Message):
 
 
 Content = Annotated[
-    Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Left | PeerSuspected | Failed,
+    Ready | Switched | Progress | CheckpointSaved | Warned | Completed | Left | PeerSuspected | GrowthRefused | Failed,
     Field(discriminator="kind"),
 ]
 

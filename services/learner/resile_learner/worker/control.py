@@ -104,7 +104,13 @@ class WorkerControl:
         self._agent: asyncio.StreamWriter
         self._membership = Membership(config.worker)
         self._peers = PeerConnections(
-            config, poller, lambda: self.view, handle=self._handle, on_entry=self._on_entry, spawn=self._spawn
+            config,
+            poller,
+            lambda: self.view,
+            handle=self._handle,
+            on_entry=self._on_entry,
+            report=self._send_to_agent,
+            spawn=self._spawn,
         )
         self.communicators = Communicators(config.worker, host=config.host, send=self._send_entry, notify=self._notify)
         self._heartbeat_seconds = config.detection_seconds / HEARTBEATS_PER_DETECTION

@@ -5,6 +5,7 @@ handed to the link poller.
 """
 
 import asyncio
+import os
 import resource
 import socket
 import time
@@ -13,14 +14,12 @@ from collections.abc import Callable
 
 import pydantic
 
-from resile_shared.errors import ResileError
-
 from ..collectives.poller import LinkPoller
 from ..collectives.segments import LEASES_PER_NEIGHBOR
 from ..collectives.transport import TcpTransport
 from ..membership.events import Event, LinkDown, LinkUp, MessageReceived, OrderReceived
 from ..membership.view import MembershipView
-from ..messages import Heartbeat, Member, Order, PeerMessage, StoreEntry, WorkerConfig, encode, from_peer
+from ..messages import GrowthRefused, Heartbeat, Member, Order, PeerMessage, StoreEntry, WorkerConfig, encode, from_peer
 from . import links
 from .failure_detection import PeerLiveness
 from .handshakes import Handshakes, Spawn
@@ -29,18 +28,6 @@ MAX_LINE_BYTES = 4 << 20  # an order of `MAX_WORKERS` members
 RECONNECT_SECONDS = 0.2
 OTHER_DESCRIPTORS = 64
 """Descriptors that a worker needs besides those for its peers."""
-
-
-class TooFewDescriptors(ResileError):
-    """This process may not have enough connections open for the generation of an order."""
-
-    def __init__(self, order: Order, limit: int) -> None:
-        super().__init__(
-            f"generation {order.generation} has {len(order.members)} workers, of which each needs two connections to "
-            f"every other one, and a process may have {limit} files open here: raise the hard limit of open files "
-            "(ulimit -Hn, LimitNOFILE in systemd) on this host, or use fewer workers"
-        )
-        self.limit = limit
 
 
 class PeerConnections:
@@ -54,6 +41,7 @@ class PeerConnections:
         *,
         handle: Callable[[Event], object],
         on_entry: Callable[[StoreEntry], None],
+        report: Callable[[GrowthRefused], None],
         spawn: Spawn,
     ) -> None:
         self.generations = links.Generations()
@@ -62,6 +50,7 @@ class PeerConnections:
         self._view = view
         self._handle = handle
         self._on_entry = on_entry
+        self._report = report
         self._spawn = spawn
         self._handshakes = Handshakes(
             job=config.job,
@@ -79,15 +68,39 @@ class PeerConnections:
     def on_order(self, order: Order) -> None:
         """Let its workers prove that they belong to ``order``, then have the membership handle it.
 
-        Raises TooFewDescriptors.
+        An order for which this process may not have enough files open is refused: the scheduler withdraws it.
         """
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        neighbors = sum(member.host == self._config.host for member in order.members)
-        needed = len(links.KINDS) * len(order.members) + LEASES_PER_NEIGHBOR * neighbors + OTHER_DESCRIPTORS
-        if self._config.worker in order.workers and limit != resource.RLIM_INFINITY and needed > limit:
-            raise TooFewDescriptors(order, limit)
+        if refused := self._refusal(order):
+            self._report(refused)
+            return
         self.generations.add(order)
         self._handle(OrderReceived(order))
+
+    def _refusal(self, order: Order) -> GrowthRefused | None:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if self._config.worker not in order.workers or order.is_recovery or limit == resource.RLIM_INFINITY:
+            return None
+        size, own = len(order.members), self._count_own_descriptors()
+        neighbors = sum(member.host == self._config.host for member in order.members)
+        needed = len(links.KINDS) * size + LEASES_PER_NEIGHBOR * neighbors
+        if needed + own <= limit:
+            return None
+        text = (
+            f"worker {self._config.worker} on {self._config.host} cannot train with {size} workers: each needs two "
+            f"connections to every other one, and a process may have {limit} files open there, of which it has {own} "
+            "open for other things; raise the hard limit of open files (ulimit -Hn, LimitNOFILE in systemd)"
+        )
+        return GrowthRefused(
+            worker=self._config.worker,
+            generation=order.generation,
+            most_workers=max(1, size * max(limit - own, 0) // needed),
+            message=text,
+        )
+
+    def _count_own_descriptors(self) -> int:
+        """Count the files that are open beside the connections, such as those of the script, and a few to spare."""
+        connected = sum(map(len, self._established.values()))
+        return max(OTHER_DESCRIPTORS, len(os.listdir("/proc/self/fd")) - connected)
 
     def connect(self, member: Member, generation: int) -> None:
         """Connect to ``member``, again and again until it succeeds or the membership does not want it any more."""

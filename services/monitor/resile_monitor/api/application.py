@@ -9,6 +9,7 @@ from opentelemetry.trace import SpanKind
 
 from resile_shared.errors import UsageError
 from resile_shared.http.server import listening
+from resile_shared.readiness import Readiness
 from resile_shared.telemetry.traces import continued
 
 from .access import GUARDED, guarded
@@ -67,8 +68,8 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
         return web.json_response({"status": "alive"})
 
     async def readyz(_: web.Request) -> web.Response:
-        facts = {"bus": pool.bus.is_up, "service": pool.has_caught_up}
-        return web.json_response(facts, status=200 if all(facts.values()) else 503)
+        is_ready = pool.has_caught_up
+        return Readiness.of(pool.bus, is_ready=is_ready, storage_fault=pool.storage_probe.fault).response()
 
     async def close(_: web.Application) -> None:
         pool.closing.set()

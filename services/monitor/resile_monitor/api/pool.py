@@ -59,6 +59,7 @@ from ..history.slot_store import SlotStore
 from ..kept_traces import Traces
 from ..metrics import MonitorMetrics
 from ..projection import Projection
+from ..storage_probe import StorageProbe
 from ..views import curves_view
 from .problems import ProblemError
 
@@ -93,6 +94,10 @@ class Pool:
     traces: Traces = field(default_factory=Traces)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the monitor stops: all event streams end."""
+    storage_probe: StorageProbe = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.storage_probe = StorageProbe(self.storage)
 
     async def record(self, job: str) -> JobRecord:
         """Return what is stored of a job. Raises ProblemError when there is none."""

@@ -305,7 +305,6 @@ class Allocator:
     ) -> None:
         """Write the next generation: ``placements``, with the iterations and the batch of ``change``."""
         generation = job.generations.newest.generation + 1 if job.generations.newest else 1
-        resumes, stored = cold_start and job.record.lineage > 0, job.record.checkpoint
         job.generations.write(
             Allocation(
                 job=job.id,
@@ -315,10 +314,8 @@ class Allocator:
                 secret=self._secret_of(job.id, generation),
                 lineage=job.record.lineage + 1 if cold_start else max(1, job.record.lineage),
                 cold_start=cold_start,
-                resume=resumes,
-                checkpoint=StoredCheckpoint(lineage=stored.lineage, iteration=stored.iteration)
-                if resumes and stored
-                else None,
+                resume=cold_start and job.record.lineage > 0,
+                checkpoint=_stored(job) if cold_start else None,
                 is_recovery=is_recovery,
                 not_before=change.not_before,
                 until=change.until,
@@ -338,3 +335,8 @@ class Allocator:
     def _secret_of(self, job: str, generation: int) -> str:
         text = f"{job} {self._epoch} {generation}"
         return hmac.new(self._secret.encode(), text.encode(), hashlib.sha256).hexdigest()
+
+
+def _stored(job: Job) -> StoredCheckpoint | None:
+    reported = job.record.checkpoint
+    return reported and StoredCheckpoint(lineage=reported.lineage, iteration=reported.iteration)

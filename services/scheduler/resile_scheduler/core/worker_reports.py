@@ -8,6 +8,7 @@ from resile_shared.messages.reports import (
     CheckpointSaved,
     Completed,
     Failed,
+    GrowthRefused,
     Left,
     PeerSuspected,
     Progress,
@@ -80,6 +81,8 @@ class WorkerReports:
                 self._pool.advance(job, worker, Phase.LEFT)
             case Warned(message=message):
                 job.warn(message, now=now)
+            case GrowthRefused() as refused:
+                self._on_growth_refused(job, refused, report.generation, now)
             case Failed(message=message, details=details) as failed:
                 kind: Literal["abandoned", "failed"] = "abandoned" if failed.is_state_lost else "failed"
                 how = WorkerExit(kind=kind, message=message, details=details, is_refusal=failed.is_refusal)
@@ -98,6 +101,25 @@ class WorkerReports:
                 "worker"
             )
             self._worker_ends.on_failed(job, worker, WorkerExit(kind="failed", message=text), now=now)
+
+    def _on_growth_refused(self, job: Job, refused: GrowthRefused, generation: int, now: float) -> None:
+        """Withdraw a generation that a member cannot follow; the job stays as it is, and below that size for a while.
+
+        A job that has to have so many workers fails.
+        """
+        newest = job.generations.newest
+        if newest is None or newest.generation != generation:
+            return
+        most = max(refused.most_workers, len(job.generations.active) if job.generations.has_started else 0)
+        if most < (job.target.workers if job.target.is_exact else job.least_workers):
+            self._job_ends.fail(job, refused.message, now=now)
+            return
+        job.growth_limit.set(most, now=now)
+        job.warn(refused.message, now=now)
+        if job.generations.is_cold_starting:
+            self._allocator.cancel_start(job, may_have_trained=False)
+        job.explain_change(f"withdrawn: {refused.message}")
+        self._pool.changed(job)
 
     def _on_checkpoint(self, job: Job, checkpoint: CheckpointSaved, now: float) -> None:
         known = job.record.checkpoint

@@ -55,7 +55,7 @@ class Deadlines:
             for host in job.backoff.expire(now=now):
                 job.explain_change(f"{host} is tried again")
                 self._pool.changed(job)
-            if job.start_backoff.expire(now=now):
+            if job.start_backoff.expire(now=now) or job.growth_limit.expire(now=now):
                 self._pool.changed(job)
             self._recovery.tick(job, now=now)
             if job.generations.is_settling and job.generations.has_started:

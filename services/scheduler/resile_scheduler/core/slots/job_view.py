@@ -94,6 +94,8 @@ class JobView:
         self.limit = job.record.spec.max_workers
         if self.demand.num_shards is not None:
             self.limit = min(self.limit, self.demand.num_shards)
+        if job.growth_limit.most is not None:
+            self.limit = min(self.limit, max(job.growth_limit.most, job.least_workers))
         return (self.is_sharing, self.own_class) != before
 
     @property

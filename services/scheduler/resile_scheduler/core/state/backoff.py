@@ -1,10 +1,12 @@
-"""What a job waits for after failures, longer each time: hosts that it avoids, and the next start.
+"""What a job waits for after failures: hosts that it avoids, and the next start, longer each time; and larger sizes.
 
 Nothing of this is stored: a new scheduler tries again at once, which costs one start.
 """
 
 BACKOFF_SECONDS = 5.0
 MAX_BACKOFF_SECONDS = 300.0
+GROWTH_SECONDS = 600.0
+"""How long a job stays below a size that did not work."""
 RESTART_SECONDS = 1.0
 """The first pause before another start; each further start that makes no progress doubles it."""
 MAX_DOUBLINGS = 10
@@ -82,6 +84,27 @@ class StartBackoff:
         is_over = float("-inf") < self._until <= now
         if is_over:
             self._until = float("-inf")
+        return is_over
+
+
+class GrowthLimit:
+    """How many workers one job can have, by what one of them has refused."""
+
+    def __init__(self) -> None:
+        self.most: int | None = None
+        """None: nothing was refused."""
+        self._until = float("-inf")
+
+    def set(self, most: int, *, now: float) -> None:
+        """Have no more than ``most`` workers for a while."""
+        self.most = most if self.most is None else min(self.most, most)
+        self._until = now + GROWTH_SECONDS
+
+    def expire(self, *, now: float) -> bool:
+        """Return whether larger sizes may be tried again; True only once."""
+        is_over = self.most is not None and self._until <= now
+        if is_over:
+            self.most = None
         return is_over
 
 

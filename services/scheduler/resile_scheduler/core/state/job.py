@@ -5,7 +5,7 @@
 - `workers`: each worker that holds a slot (`worker.py`).
 - `observer`: what it has shown of itself, for policies (`observations.py`).
 - `suspicions`: which members suspect which (`suspicions.py`).
-- `backoff`, `start_backoff`: the hosts that the job avoids, and the next start (`backoff.py`).
+- `backoff`, `start_backoff`, `growth_limit`: the hosts that the job avoids, its next start and size (`backoff.py`).
 
 Worker ids rise within a job and are never used again; a worker that an allocation drops is never named again.
 """
@@ -26,7 +26,7 @@ from resile_shared.messages.message import at
 from resile_shared.messages.reports import Ready
 
 from ...policies.demand import Target
-from .backoff import HostBackoff, StartBackoff
+from .backoff import GrowthLimit, HostBackoff, StartBackoff
 from .generations import JobGenerations
 from .lifecycle import Step, advance
 from .observations import Observer
@@ -51,6 +51,7 @@ class Job:
         self.observer = Observer()
         self.backoff = HostBackoff()
         self.start_backoff = StartBackoff()
+        self.growth_limit = GrowthLimit()
         self.new_items: list[HistoryItem] = []
         """Items of the history that have not been handed over for storage yet."""
         self.iteration = record.iteration
