@@ -16,7 +16,8 @@ from resile_shared.errors import UsageError
         (AttackKind.PARTITION, TargetKind.WORKER, "links belong to hosts"),
         (AttackKind.SLOW_LINK, TargetKind.OBJECT_STORE, "has no link"),
         (AttackKind.CORRUPT, TargetKind.HOST, "only the object-store"),
-        (AttackKind.DISK_FULL, TargetKind.BUS, "only the object-store"),
+        (AttackKind.DISK_FULL, TargetKind.MONITOR, "only the disks"),
+        (AttackKind.TERMINATE, TargetKind.BUS, "ends at SIGTERM, as it should"),
     ],
 )
 def test_an_attack_that_makes_no_sense_is_refused_with_the_reason(kind: AttackKind, what: TargetKind, why: str) -> None:

@@ -1,6 +1,7 @@
 """A lasting attack is undone, however it ends."""
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from resile.chaos.attacks import AttackKind
-from resile.chaos.lasting_attack import LastingAttack
+from resile.chaos.lasting_attack import OTHER_DESCRIPTORS, SPARE_FILES, LastingAttack
 from resile_testing.waiting import PATIENCE_SECONDS
 
 FOR_EVER = 3600.0
@@ -123,3 +124,32 @@ def test_the_ballast_is_gone_with_the_attack(start: Start, small_disk: Path) -> 
         (small_disk / "file").write_bytes(bytes(100_000))
     holder.communicate()
     assert not ballast.exists()
+
+
+def test_what_was_hidden_is_there_again_with_what_was_stored_meanwhile(start: Start, tmp_path: Path) -> None:
+    victim = start("sleep", "100")
+    folder = tmp_path / "checkpoints"
+    folder.mkdir()
+    (folder / "old").write_text("old")
+    lasting = LastingAttack(kind=AttackKind.UNMOUNT, seconds=FOR_EVER, processes=(victim.pid,), folder=folder)
+    holder = begun(start(*holding(lasting)))
+    assert victim.wait(120) == -signal.SIGKILL
+    assert not folder.exists()
+    folder.mkdir()
+    (folder / "new").write_text("new")
+    holder.terminate()
+    assert holder.wait(120) == 0
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["checkpoints", "new", "old"]
+
+
+def test_a_process_may_open_as_many_files_as_before_when_its_limit_is_over(start: Start) -> None:
+    victim = psutil.Process(start("sleep", "100").pid)
+    before = victim.rlimit(psutil.RLIMIT_NOFILE)
+    holder = begun(
+        start(*holding(LastingAttack(kind=AttackKind.LIMIT_FILES, seconds=FOR_EVER, processes=(victim.pid,))))
+    )
+    most = OTHER_DESCRIPTORS + SPARE_FILES
+    assert victim.rlimit(psutil.RLIMIT_NOFILE) == (most, before[1])
+    holder.terminate()
+    assert holder.wait(120) == 0
+    assert victim.rlimit(psutil.RLIMIT_NOFILE) == before

@@ -18,6 +18,7 @@ from resile.chaos.verdict import (
     CampaignRecord,
     Outcome,
     Skipped,
+    ended_by_signals,
     faults,
     oversubscribed,
     slots_with_two_workers,
@@ -231,6 +232,13 @@ def test_two_workers_on_one_slot_are_found_at_every_moment() -> None:
     assert fault == "host-1/1: worker 1 of job-2 was started at 2026-01-02T03:05:00.000Z, worker 1 of job-1 lives"
     incarnation = "2026-01-02T03:04:30.000Z info    learner: starting agent host=host-1 incarnation=2 slots=2\n"
     assert not list(slots_with_two_workers("host-1", LOG + incarnation + again))
+
+
+def test_a_worker_that_ends_at_a_signal_to_all_is_found() -> None:
+    ended = "2026-01-02T03:05:00.000Z info    learner: worker exited job=job-2 worker=1: worker 1 was killed by "
+    assert not list(ended_by_signals("host-1", f"{ended}SIGKILL (Killed)\n"))
+    (fault,) = ended_by_signals("host-1", f"{ended}SIGTERM (Terminated)\n")
+    assert fault == "host-1: worker 1 of job-2 ended by SIGTERM at 2026-01-02T03:05:00.000Z"
 
 
 def test_a_torn_checkpoint_is_found_unless_it_was_damaged_on_purpose() -> None:

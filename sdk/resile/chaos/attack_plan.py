@@ -21,6 +21,8 @@ _SECONDS = {
     AttackKind.PARTITION: (0.5, 8.0),
     AttackKind.SLOW_LINK: (2.0, 6.0),
     AttackKind.DISK_FULL: (2.0, 5.0),
+    AttackKind.UNMOUNT: (0.5, 6.0),
+    AttackKind.LIMIT_FILES: (2.0, 8.0),
     AttackKind.CUT_PEER: (0.5, 8.0),
     AttackKind.CUT_ONE_WAY: (0.5, 8.0),
     AttackKind.CUT_BUS: (0.5, 8.0),

@@ -10,12 +10,15 @@ class AttackKind(StrEnum):
     """What an attack does."""
 
     KILL = "kill"
+    TERMINATE = "terminate"
     FREEZE = "freeze"
     SLOW = "slow"
     PARTITION = "partition"
     SLOW_LINK = "slow-link"
     DISK_FULL = "disk-full"
     CORRUPT = "corrupt"
+    UNMOUNT = "unmount"
+    LIMIT_FILES = "limit-files"
     CUT_PEER = "cut-peer"
     CUT_ONE_WAY = "cut-one-way"
     CUT_BUS = "cut-bus"
@@ -77,15 +80,22 @@ class TargetKind(StrEnum):
 
 
 SERVICES = (TargetKind.REGISTRY, TargetKind.SCHEDULER, TargetKind.MONITOR, TargetKind.BUS)
-PROCESS_KINDS = (AttackKind.KILL, AttackKind.KILL_LATE, AttackKind.FREEZE, AttackKind.SLOW)
+PROCESS_KINDS = (
+    *(AttackKind.KILL, AttackKind.KILL_LATE, AttackKind.TERMINATE, AttackKind.FREEZE, AttackKind.SLOW),
+    *(AttackKind.UNMOUNT, AttackKind.LIMIT_FILES),
+)
 REQUESTS = (AttackKind.PAUSE, AttackKind.STOP, AttackKind.DRAIN, AttackKind.PRIORITY)
-_AT_ONCE = (AttackKind.KILL, AttackKind.KILL_LATE, AttackKind.CORRUPT, AttackKind.STOP, AttackKind.PRIORITY)
+_AT_ONCE = (
+    *(AttackKind.KILL, AttackKind.KILL_LATE, AttackKind.TERMINATE),
+    *(AttackKind.CORRUPT, AttackKind.STOP, AttackKind.PRIORITY),
+)
 _BETWEEN_HOSTS = (AttackKind.CUT_PEER, AttackKind.CUT_ONE_WAY, AttackKind.CUT_BUS)
 _TO_LINKS = (AttackKind.PARTITION, AttackKind.SLOW_LINK, *_BETWEEN_HOSTS)
-_TO_STORAGE = (AttackKind.DISK_FULL, AttackKind.CORRUPT)
 _LATE_TARGETS = (TargetKind.WORKER, TargetKind.JOB, TargetKind.HOST, TargetKind.SCHEDULER, TargetKind.BUS)
 _ONE_TARGET = {
-    **dict.fromkeys(_TO_STORAGE, TargetKind.OBJECT_STORE),
+    AttackKind.CORRUPT: TargetKind.OBJECT_STORE,
+    AttackKind.UNMOUNT: TargetKind.JOB,
+    AttackKind.LIMIT_FILES: TargetKind.WORKER,
     **dict.fromkeys(_BETWEEN_HOSTS, TargetKind.HOST),
     **dict.fromkeys((AttackKind.PAUSE, AttackKind.STOP, AttackKind.PRIORITY), TargetKind.JOB),
     AttackKind.DRAIN: TargetKind.HOST,
@@ -138,6 +148,10 @@ def refusal(kind: AttackKind, what: TargetKind) -> str:
     """Return why the combination is invalid, empty if it is valid."""
     if kind in _ONE_TARGET:
         return "" if what is _ONE_TARGET[kind] else f"only the {_ONE_TARGET[kind]} can be attacked with {kind}"
+    if kind is AttackKind.DISK_FULL and what not in (TargetKind.OBJECT_STORE, TargetKind.BUS):
+        return "only the disks of the object-store and of the bus can be filled"
+    if kind is AttackKind.TERMINATE and what in (TargetKind.BUS, TargetKind.OBJECT_STORE):
+        return "it ends at SIGTERM, as it should: kill it"
     if kind is AttackKind.KILL_LATE and what not in _LATE_TARGETS:
         return "it does nothing special in the last seconds of a job"
     if kind in _TO_LINKS and what in (TargetKind.WORKER, TargetKind.JOB, TargetKind.AGENT):

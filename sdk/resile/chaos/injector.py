@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 
+from resile_learner.checkpoint.manifest import FOLDER
 from resile_shared.errors import ResileError, UsageError
 
 from ..pool.home import RunningPool, read_pool
@@ -22,7 +23,14 @@ from .lasting_attack import LastingAttack
 from .processes import PoolProcesses
 from .recovery_watch import InjectedAttack
 from .s3_server import OwnStore
-from .storage_attacks import Checkpoints, fill_file
+from .storage_attacks import Checkpoints, fill_file, folder_of
+
+_SIGNALS = {
+    AttackKind.KILL: (signal.SIGKILL,),
+    AttackKind.KILL_LATE: (signal.SIGKILL,),
+    AttackKind.TERMINATE: (signal.SIGTERM, signal.SIGINT),
+}
+"""What is sent to the victims of an attack."""
 
 
 class AttackInjector:
@@ -51,7 +59,12 @@ class AttackInjector:
                 "with --object-store-pid"
             )
         if kind is AttackKind.DISK_FULL:
-            fill_file(self.storage)
+            fill_file(self._disk_of(what))
+        if kind is AttackKind.UNMOUNT:
+            folder_of(self.storage, kind)
+
+    def _disk_of(self, what: TargetKind) -> Path:
+        return self.home / "bus" if what is TargetKind.BUS else folder_of(self.storage, AttackKind.DISK_FULL)
 
     @asynccontextmanager
     async def inject(self, attack: Attack) -> AsyncIterator[InjectedAttack]:
@@ -68,14 +81,15 @@ class AttackInjector:
             aim = replace(aim, damaged=damage.iteration)
             detail = damage.text
         since = time.time()
-        if attack.kind.kills:
+        for number in _SIGNALS.get(attack.kind, ()):
             for pid in aim.processes:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(pid, number)
         if attack.kind.kills and attack.target.what is TargetKind.OBJECT_STORE and self.own_store is not None:
             await self.own_store.start()
             self.processes.object_store = self.own_store.pid
-        yield replace(aim, since=since, until=time.time() if self.own_store else since, detail=detail)
+        has_waited = self.own_store is not None or attack.kind is AttackKind.TERMINATE
+        yield replace(aim, since=since, until=time.time() if has_waited else since, detail=detail)
 
     def _find_victims(self, attack: Attack) -> InjectedAttack:
         """Find the victims of the attack."""
@@ -115,8 +129,15 @@ class AttackInjector:
             part=attack.target.name if what.is_of_host else what.value,
             other=attack.other,
             rate=attack.rate,
-            ballast=fill_file(self.storage) if attack.kind is AttackKind.DISK_FULL else Path(),
+            ballast=fill_file(self._disk_of(what)) if attack.kind is AttackKind.DISK_FULL else Path(),
+            folder=self._checkpoints(attack) if attack.kind is AttackKind.UNMOUNT else Path(),
         )
+
+    def _checkpoints(self, attack: Attack) -> Path:
+        folder = folder_of(self.storage, attack.kind) / "jobs" / attack.target.job / FOLDER
+        if not folder.exists():
+            raise UsageError(f"{attack.kind}: {attack.target.job} has stored no checkpoint: wait for the first one")
+        return folder
 
 
 @asynccontextmanager

@@ -7,12 +7,13 @@ It writes a line when the attack has begun. The end of its input, or SIGTERM, en
 
 import contextlib
 import os
+import resource
 import select
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -26,6 +27,10 @@ from .second_scheduler import second_scheduler
 
 ON_SECONDS, OFF_SECONDS = 0.02, 0.08  # a slowed process runs and stands still in turn
 _BLOCK_BYTES = 1 << 20
+SPARE_FILES = 8
+"""How many more files a process may open whose files are limited: enough for two more workers."""
+OTHER_DESCRIPTORS = 64
+"""How many files a worker counts on for other things than its peers (`resile_learner/worker/peers.py`)."""
 
 
 class LastingAttack(BaseModel):
@@ -42,7 +47,9 @@ class LastingAttack(BaseModel):
     """The part from which ``part`` is cut off; empty: from all."""
     rate: str = ""
     ballast: Path = Path()
-    """The file that takes up all free space of the storage."""
+    """The file that takes up all free space of a disk."""
+    folder: Path = Path()
+    """The folder that is not there."""
 
 
 def main() -> int:
@@ -72,6 +79,12 @@ def _applied(lasting: LastingAttack) -> Iterator[Iterator[float]]:
                 yield _forever()
         case AttackKind.DISK_FULL:
             with _full(lasting.ballast):
+                yield _forever()
+        case AttackKind.UNMOUNT:
+            with _unmounted(lasting):
+                yield _forever()
+        case AttackKind.LIMIT_FILES:
+            with _limited(lasting.processes):
                 yield _forever()
         case _:
             raise ValueError(f"{lasting.kind} does not last")
@@ -142,6 +155,36 @@ def _full(ballast: Path) -> Iterator[None]:
         yield
     finally:
         ballast.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _unmounted(lasting: LastingAttack) -> Iterator[None]:
+    """Hide a folder, and kill those that know what was in it."""
+    hidden = lasting.folder.with_name(f".hidden-{lasting.folder.name}")
+    lasting.folder.rename(hidden)
+    try:
+        _send({pid: os.pidfd_open(pid) for pid in lasting.processes if Path(f"/proc/{pid}").exists()}, signal.SIGKILL)
+        yield
+    finally:
+        shutil.copytree(hidden, lasting.folder, dirs_exist_ok=True)
+        shutil.rmtree(hidden)
+
+
+@contextlib.contextmanager
+def _limited(pids: Sequence[int]) -> Iterator[None]:
+    """Let processes open only a few more files."""
+    before: dict[int, tuple[int, int]] = {}
+    try:
+        for pid in pids:
+            with contextlib.suppress(OSError):  # it has ended
+                most = max(OTHER_DESCRIPTORS, len(os.listdir(f"/proc/{pid}/fd"))) + SPARE_FILES
+                before[pid] = resource.prlimit(pid, resource.RLIMIT_NOFILE)
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, (min(most, before[pid][0]), before[pid][1]))
+        yield
+    finally:
+        for pid, limits in before.items():
+            with contextlib.suppress(OSError):
+                resource.prlimit(pid, resource.RLIMIT_NOFILE, limits)
 
 
 def _forever() -> Iterator[float]:

@@ -109,7 +109,7 @@ class RecoveryWatcher:
     def _parts(self, injected: InjectedAttack) -> Iterator[tuple[str, float, Callable[[], Awaitable[float | None]]]]:
         """Yield each part that must recover, the start of its recovery time, and a function that finds the end."""
         attack = injected.attack
-        hinders = attack.kind in (AttackKind.SLOW, AttackKind.SLOW_LINK, AttackKind.DISK_FULL)
+        hinders = attack.kind in (AttackKind.SLOW, AttackKind.SLOW_LINK, AttackKind.DISK_FULL, AttackKind.UNMOUNT)
         start = injected.until if hinders else injected.since
         for job in injected.workers:
             yield job, start, lambda job=job: self._job(job, injected)  # type: ignore[misc]

@@ -13,21 +13,27 @@ from resile_learner.checkpoint.manifest import FOLDER, CheckpointId, Manifest, P
 from resile_shared.errors import UsageError
 from resile_shared.storage.objects import MissingObjectError, ObjectStorage
 
+from .attacks import AttackKind
+
 BALLAST = ".chaos-ballast"
 _MANIFEST = manifest_key("").removeprefix(FOLDER)  # "/manifest.json"
 
 
-def fill_file(url: str) -> Path:
-    """Return the file with which to fill the storage. Raises UsageError if it shares its file system."""
+def folder_of(url: str, attack: AttackKind) -> Path:
+    """Return the folder of a storage. Raises UsageError if it is none on this machine."""
     if not url.startswith("file:"):
         raise UsageError(
-            f"disk-full: {url} is not a folder on this machine: use a file:// storage with a file system of its own"
+            f"{attack}: {url} is not a folder on this machine: use a file:// storage with a file system of its own"
         )
-    folder = Path(unquote(urlsplit(url).path))
+    return Path(unquote(urlsplit(url).path))
+
+
+def fill_file(folder: Path) -> Path:
+    """Return the file with which to fill the disk of ``folder``. Raises UsageError if it shares its file system."""
     if not os.path.ismount(folder):
         raise UsageError(
-            f"disk-full: {folder} shares its file system with other data: use a storage with a file system "
-            "of its own, as in `mount -t tmpfs -o size=64m none DIR` and `resile up --storage file://DIR`"
+            f"disk-full: {folder} shares its file system with other data: give it one of its own before the pool "
+            "starts, as in `mount -t tmpfs -o size=64m none DIR`; `resile up --storage file://DIR` stores there"
         )
     return folder / BALLAST
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from pathlib import Path
 
 from resile_shared.errors import ResileError
@@ -16,7 +17,7 @@ from resile_shared.processes import dying_with_parent
 
 from .s3_server import OwnStore
 
-STORAGE_SIZE = "256m"
+DISK_SIZE = "256m"
 END_SECONDS = 90.0
 
 
@@ -26,7 +27,7 @@ async def temporary_pool(
 ) -> AsyncIterator[tuple[Path, OwnStore | None]]:
     """Run `resile up` in a temporary home; yields it, and the S3 server with the pool's storage if there is one.
 
-    As root the pool has namespaces and a small storage, but not ``with_s3``, which namespaces could not reach.
+    As root the pool has namespaces and small disks, but not ``with_s3``, which namespaces could not reach.
     """
     async with AsyncExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="resile-chaos-")))
@@ -36,18 +37,20 @@ async def temporary_pool(
             store = await stack.enter_async_context(OwnStore.running(folder / "s3"))
             options += ["--storage", store.url]
         else:
-            options += _options_of_root(folder / "storage", stack)
+            options += _options_of_root(folder, stack)
         log("starting a pool: resile up " + " ".join(options))
         await _start(folder / "home", options, stack)
         yield folder / "home", store
 
 
-def _options_of_root(storage: Path, stack: AsyncExitStack) -> list[str]:
+def _options_of_root(folder: Path, stack: AsyncExitStack) -> list[str]:
     if os.geteuid() != 0 or any(shutil.which(command) is None for command in ("ip", "tc", "nsenter")):
         return []
-    storage.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={STORAGE_SIZE}", "none", storage], check=True)
-    stack.callback(lambda: subprocess.run(["umount", "--lazy", storage], check=True))
+    storage = folder / "storage"
+    for disk in (storage, folder / "home" / "bus"):
+        disk.mkdir(parents=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_SIZE}", "none", disk], check=True)
+        stack.callback(partial(subprocess.run, ["umount", "--lazy", disk], check=True))
     return ["--namespaces", "--storage", storage.as_uri()]
 
 

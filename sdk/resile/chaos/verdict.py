@@ -24,6 +24,7 @@ from .recovery_watch import PATIENCE_SECONDS, InjectedAttack, PartRecovery
 
 _STARTED = re.compile(r"^(\S+) .*: starting worker job=(\S+) worker=(\d+) slot=(\d+)")
 _EXITED = re.compile(r"^(\S+) .*: worker exited job=(\S+) worker=(\d+):")
+_TERMINATED = re.compile(r"killed by (SIGTERM|SIGINT)")
 _INCARNATION = re.compile(r": starting agent host=(\S+) incarnation=(\d+)")
 _DTYPES = {
     "F64": "float64",
@@ -57,6 +58,14 @@ def slots_with_two_workers(host: str, log: str) -> Iterator[str]:
         elif exited := _EXITED.match(line):
             _, job, worker = exited.groups()
             holders = {slot: holder for slot, holder in holders.items() if holder != (job, worker)}
+
+
+def ended_by_signals(host: str, log: str) -> Iterator[str]:
+    """Yield each worker that ended by a signal that all processes of a machine may get, at its shutdown."""
+    for line in log.splitlines():
+        if (exited := _EXITED.match(line)) and (found := _TERMINATED.search(line)):
+            time, job, worker = exited.groups()
+            yield f"{host}: worker {worker} of {job} ended by {found[1]} at {time}"
 
 
 @dataclass(frozen=True)
@@ -130,6 +139,7 @@ def faults(record: CampaignRecord) -> Iterator[str]:
     yield from torn_checkpoints(record)
     for host, log in record.agent_logs.items():
         yield from slots_with_two_workers(host, log)
+        yield from ended_by_signals(host, log)
     for job in record.jobs:
         yield from lineage(job)
         yield from starts_from_nothing(job, record.seen.checkpoints[job.id])

@@ -84,6 +84,17 @@ resile chaos kill bus                or registry, scheduler, monitor
 """,
 )
 _add(
+    AttackKind.TERMINATE,
+    short_help="Send SIGTERM and SIGINT, as at the shutdown of a machine: nothing may end.",
+    text="""Send SIGTERM and SIGINT to processes that leave it to `resile up` when they end, as systemd does.
+
+\b
+resile chaos terminate host host-1        the agent, its fork servers and all workers
+resile chaos terminate job job-1
+resile chaos terminate scheduler
+""",
+)
+_add(
     AttackKind.FREEZE,
     "seconds",
     "object_store",
@@ -132,12 +143,33 @@ resile chaos slow-link host host-1 --rate 1mbit
 _add(
     AttackKind.DISK_FULL,
     "seconds",
-    short_help="Fill the disk of the pool's storage.",
-    text="""Fill the pool's storage, which must be a folder with a file system of its own.
+    short_help="Fill the disk of the pool's storage, or of the bus.",
+    text="""Fill the pool's storage or the folder of the bus, which must have a file system of its own.
 
 \b
+resile chaos disk-full bus                    nothing can be submitted or changed meanwhile
 resile chaos disk-full object-store           wait until the disk has space again
 resile chaos disk-full object-store job-1     and until that job has saved a checkpoint
+""",
+)
+_add(
+    AttackKind.UNMOUNT,
+    "seconds",
+    short_help="Hide the checkpoints of a job, and kill all its workers.",
+    text="""Hide the checkpoints of a job, as if their file system were not mounted, and kill all its workers: it waits.
+
+\b
+resile chaos unmount job job-1 --seconds 20
+""",
+)
+_add(
+    AttackKind.LIMIT_FILES,
+    "seconds",
+    short_help="Let a worker open only a few more files.",
+    text="""Let a worker open only a few more files, so that it cannot follow a larger growth: the job stays as it is.
+
+\b
+resile chaos limit-files worker job-1/0 --seconds 60
 """,
 )
 _add(

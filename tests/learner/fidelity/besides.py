@@ -7,6 +7,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+import resile.training
+
 from .situation import Script, data, error, loop, perceptron, sgd, train_with
 
 
@@ -78,6 +80,20 @@ def called_parts(script: Script) -> None:
         for inputs, targets in loader:
             optimizer.zero_grad()
             loss = F.cross_entropy(model[2](torch.tanh(model[0](inputs))), targets)
+            loss.backward()
+            optimizer.step()
+            script.print(loss)
+
+
+@loop("BatchNorm over the whole batch, by `undivided()`")
+def whole_batch_norm(script: Script) -> None:
+    model: Any = nn.Sequential(perceptron(), nn.BatchNorm1d(4))
+    model, optimizer, loader = script.prepare(model, sgd(model))
+    for _ in script.epochs():
+        for inputs, targets in loader:
+            optimizer.zero_grad()
+            with resile.training.undivided():
+                loss = F.cross_entropy(model(inputs), targets)
             loss.backward()
             optimizer.step()
             script.print(loss)

@@ -41,5 +41,6 @@ def silenced(modules: Iterable[nn.Module]) -> Iterator[None]:
 BATCH_STATISTICS = (
     "BatchNorm normalizes each shard by the statistics of its own samples, on any number of workers alike, where plain "
     "PyTorch takes those of the batch: some rows have {size}. A smaller num_shards makes shards larger; GroupNorm and "
-    "LayerNorm do not depend on the batch"
+    "LayerNorm do not depend on the batch; in a loop of prepare(), a call within `with resile.training.undivided():` "
+    "computes the whole batch on every worker, as plain PyTorch does"
 )

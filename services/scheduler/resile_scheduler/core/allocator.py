@@ -339,4 +339,4 @@ class Allocator:
 
 def _stored(job: Job) -> StoredCheckpoint | None:
     reported = job.record.checkpoint
-    return reported and StoredCheckpoint(lineage=reported.lineage, iteration=reported.iteration)
+    return StoredCheckpoint(lineage=reported.lineage, iteration=reported.iteration) if reported else None

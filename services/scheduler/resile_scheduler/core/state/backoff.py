@@ -5,7 +5,7 @@ Nothing of this is stored: a new scheduler tries again at once, which costs one 
 
 BACKOFF_SECONDS = 5.0
 MAX_BACKOFF_SECONDS = 300.0
-GROWTH_SECONDS = 600.0
+GROWTH_SECONDS = 300.0
 """How long a job stays below a size that did not work."""
 RESTART_SECONDS = 1.0
 """The first pause before another start; each further start that makes no progress doubles it."""
