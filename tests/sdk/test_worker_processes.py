@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from resile_testing.waiting import block_until
@@ -29,8 +30,10 @@ asyncio.run(main())
 subprocess.run(["sh", "-c", "sleep 1000 & echo $!"], check=True)
 kill_all(own)
 """
-WITH_HELPER = f"sleep 1000 <&- & echo $!; exec {sys.executable} -c '{COMMAND}'"
+WITH_HELPER = ["sh", "-c", f"sleep 1000 <&- & echo $!; exec {sys.executable} -c '{COMMAND}'"]
 """The command, and a helper of the shell that became it."""
+IN_CONTAINER = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", sys.executable, "-c", COMMAND]
+"""The command as the first process of a container."""
 
 
 def is_alive(pid: int) -> bool:
@@ -39,15 +42,16 @@ def is_alive(pid: int) -> bool:
 
 
 @pytest.fixture
-def command() -> "Iterator[subprocess.Popen[str]]":
+def command(request: pytest.FixtureRequest) -> "Iterator[subprocess.Popen[str]]":
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(["sh", "-c", WITH_HELPER], **pipes, text=True, start_new_session=True) as process:
+    with subprocess.Popen(request.param, **pipes, text=True, start_new_session=True) as process:
         try:
             yield process
         finally:
             os.killpg(process.pid, signal.SIGKILL)
 
 
+@pytest.mark.parametrize("command", [WITH_HELPER], indirect=True)
 def test_a_child_of_the_program_before_exec_is_not_killed(command: "subprocess.Popen[str]") -> None:
     assert command.stdin is not None
     assert command.stdout is not None
@@ -58,3 +62,24 @@ def test_a_child_of_the_program_before_exec_is_not_killed(command: "subprocess.P
     assert command.wait() == 0
     assert not is_alive(another)
     assert is_alive(helper)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make a namespace of processes")
+@pytest.mark.parametrize("command", [IN_CONTAINER], indirect=True)
+def test_what_others_start_in_a_container_is_not_killed_by_its_first_process(command: "subprocess.Popen[str]") -> None:
+    assert command.stdout is not None
+    command.stdout.readline()
+    (first,) = psutil.Process(command.pid).children()
+    enter = ["nsenter", "--target", str(first.pid), "--pid", "--mount", "sh", "-c", "sleep 1001 >&- & :"]
+    subprocess.run(enter, check=True, env={"PATH": os.environ["PATH"]})  # as `docker exec` does
+    own, others = (lambda: sleeping(first, 1000)), (lambda: sleeping(first, 1001))
+    assert others()
+    block_until(lambda: not own())
+    (daemon,) = others()
+    daemon.terminate()
+    block_until(lambda: not first.children())  # it is reaped, too
+
+
+def sleeping(first: psutil.Process, seconds: int) -> list[psutil.Process]:
+    children = [child for child in first.children() if child.status() != psutil.STATUS_ZOMBIE]
+    return [child for child in children if child.cmdline() == ["sleep", str(seconds)]]

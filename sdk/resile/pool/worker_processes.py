@@ -62,7 +62,7 @@ def _name_of(pid: int) -> str:
 
 
 async def kill_orphans(known: Callable[[], Set[int]], own: OwnProcesses) -> None:
-    """Kill and reap all ``own`` children whose ids are not in ``known``; never returns.
+    """Kill all ``own`` children whose ids are not in ``known``, and reap all that have ended; never returns.
 
     The command is a child subreaper (`resile_learner.processes.descendants`), so that nothing outlives it. What a
     killed agent leaves behind becomes a child of this process, and is killed earlier, here.
@@ -72,7 +72,8 @@ async def kill_orphans(known: Callable[[], Set[int]], own: OwnProcesses) -> None
     seen: Set[int] = frozenset()
     while True:
         children = [process for process in processes() if process.parent == os.getpid()]
-        unknown = {process.pid for process in children if not own.excludes(process)} - known()
+        found = {process.pid for process in children if process.is_zombie or not own.excludes(process)}
+        unknown = found - known()
         for pid in unknown & seen:
             _end(pid)
         seen = unknown
