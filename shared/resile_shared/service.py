@@ -105,10 +105,11 @@ def _run(runner: asyncio.Runner, name: str, settings: type[S], run: Run[S], argu
 async def serve(name: str, settings: S, run: Run[S]) -> None:
     """Run a service in the current event loop until it ends, or a signal cancels it."""
     set_up_logging(name, form=settings.log_format, level=settings.log_level)
-    log_export = set_up_log_export(name)
+    host = settings.host_id
+    log_export = set_up_log_export(name, host=host)
     spans = SpanQueue(name)
-    tracing = set_up_tracing(name, processors=(spans,))
-    metrics = ServiceMetrics(name)
+    tracing = set_up_tracing(name, host=host, processors=(spans,))
+    metrics = ServiceMetrics(name, host=host)
     health: Health[S] = Health(metrics)
     exporting = asyncio.ensure_future(metrics.export())
     work = asyncio.ensure_future(_work(name, settings, run, health, spans))

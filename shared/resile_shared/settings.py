@@ -33,6 +33,11 @@ class ServiceSettings(BaseSettings):
     log_format: Literal["plain", "json"] = Field(default="plain", description="form of the log lines")
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
 
+    @property
+    def host_id(self) -> str:
+        """The id of the host that the service belongs to; empty: it is one of the whole pool."""
+        return ""
+
 
 S = TypeVar("S", bound=ServiceSettings)
 

@@ -483,7 +483,7 @@ async def test_a_change_is_shown_step_by_step(monitors: Monitors, scene: Scene, 
     trace = f"{cause.get_span_context().trace_id:032x}"
     steps = [
         span(1, "carry out allocation", begin=1.0, end=1.1, trace=trace),
-        span(2, "handle resile.report.job-1.ready", begin=1.1, end=1.2, trace=trace, parent=1),
+        span(2, "handle resile.report.{job}.ready", begin=1.1, end=1.2, trace=trace, parent=1),
         span(3, "form generation", begin=1.2, end=1.5, trace=trace, parent=2),
         span(4, "iteration", begin=1.5, end=2.0, trace=trace, parent=3, worker=0, iteration=20),
         span(5, "prepare worker", begin=1.3, end=1.4, trace=trace, parent=3, job="job-2", note=HOSTILE),

@@ -103,7 +103,7 @@ def step(number: int, name: str, *, parent: int | None = None, **attributes: Any
 
 STEPS = (
     step(1, "worker suspected", job="digits-1", worker=0),
-    step(2, "handle resile.suspicion.digits-1", parent=1),
+    step(2, "handle resile.suspicion.{job}", parent=1),
     step(3, "recover", parent=2, job="digits-1", worker=0),
     step(4, "start worker", parent=3, job="other-1", worker=3),
 )

@@ -157,7 +157,7 @@ def test_a_job_as_json_has_the_fields_that_programs_count_on(capsys: pytest.Capt
         (["ledger", "digits-1"], ["EPOCH", "96"]),
         (["trace", "digits-1"], ["recovery", "5 -> 3", "130.0 ms", "kept", "host-2 was lost at"]),
         (["trace", "digits-1", "2"], ["worker suspected worker 0", "  recover worker 0", "2 more steps"]),
-        (["trace", "digits-1", "abab", "--all"], ["handle resile.suspicion.digits-1", "start worker worker 3"]),
+        (["trace", "digits-1", "abab", "--all"], ["handle resile.suspicion.{job}", "start worker worker 3"]),
         (["logs", "digits-1", "--tail", "2"], ["[worker 0] line 9\n[worker 0] line 10\n"]),
         (["top"], ["1 host, 2 slots, 1 busy", "digits-1", "running"]),
         (["priority", "digits-1", "7000"], ["digits-1 has priority 7000"]),

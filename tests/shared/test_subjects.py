@@ -59,3 +59,18 @@ def test_each_report_is_stored_in_one_stream_and_progress_apart_from_facts() -> 
     assert stored.pop("progress") == [subjects.PROGRESS], "much of it displaces nothing else"
     assert set(stored) == set(subjects.FACTS)
     assert all(streams == [subjects.REPORTS] for streams in stored.values())
+
+
+@pytest.mark.parametrize(
+    ("subject", "template", "ids"),
+    [
+        ("resile.report.job-1.ready", "resile.report.{job}.ready", {"job": "job-1"}),
+        ("resile.host.host-1.lost", "resile.host.{host}.lost", {"host": "host-1"}),
+        ("resile.instruction.host-1", "resile.instruction.{host}", {"host": "host-1"}),
+        ("resile.command.job.pause", "resile.command.job.pause", {}),
+        ("resile.deadletter", "resile.deadletter", {}),
+        ("_INBOX_monitor.abc.def", "_INBOX", {}),
+    ],
+)
+def test_the_template_of_a_subject_has_no_ids(subject: str, template: str, ids: dict[str, str]) -> None:
+    assert subjects.template_of(subject) == (template, ids)

@@ -60,7 +60,7 @@ def test_spans_are_exported_with_the_protocol_that_is_asked_for(
         tracer = provider.get_tracer("test")
         with tracer.start_as_current_span("cause"), tracer.start_as_current_span("effect"):
             pass
-        with tracer.start_as_current_span("publish resile.report.job-1.progress"):
+        with tracer.start_as_current_span("publish resile.report.{job}.progress"):
             pass
         provider.shutdown()
     (spans,) = running.traces.values()

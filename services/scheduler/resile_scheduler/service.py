@@ -55,7 +55,7 @@ from resile_shared.pool_settings import load_pool_settings
 from resile_shared.recent_events import InternalError
 from resile_shared.service import ServiceContext
 from resile_shared.telemetry.metrics import gauge
-from resile_shared.telemetry.traces import carries_trace, continued, is_recorded, resumed, traced
+from resile_shared.telemetry.traces import Value, carries_trace, continued, is_recorded, resumed, traced
 
 from .core.core import Scheduler
 from .core.events import (
@@ -204,9 +204,8 @@ class _Service:
         async with aclosing(changes):
             async for batch in changes:
                 for change in batch:
-                    name = f"host {change.key}"
-                    is_traced = carries_trace(change.headers)
-                    with continued(name, change.headers, {"host": change.key}) if is_traced else nullcontext():
+                    is_traced, about = carries_trace(change.headers), {"host": change.key}
+                    with continued("host changed", change.headers, about) if is_traced else nullcontext():
                         self._handle(change.value or HostRemoved(change.key))
 
     async def _on_unstored(self, received: Received[Report]) -> None:
@@ -321,7 +320,7 @@ class _Service:
 
     def _handle(self, event: Event) -> Batch | None:
         """Pass an event to the core, and its commands to the executor."""
-        with nullcontext() if _is_repeated(event) else traced(f"decide upon {_name_of(event)}"):
+        with nullcontext() if _is_repeated(event) else _traced(event):
             now, begun = self._clock.now(), time.perf_counter()
             commands = self._core.handle(event, now=now)
             self._metrics.on_handled(event, commands, seconds=time.perf_counter() - begun, now=now)
@@ -385,7 +384,19 @@ def _is_repeated(event: Event) -> bool:
 
 def _decision(event: Event) -> AbstractContextManager[object]:
     """Return the span of a decision about a repeated event; other events have theirs already."""
-    return traced(f"decide upon {_name_of(event)}") if _is_repeated(event) else nullcontext()
+    return _traced(event) if _is_repeated(event) else nullcontext()
+
+
+def _traced(event: Event) -> AbstractContextManager[object]:
+    return traced(f"decide upon {_name_of(event)}", _about(event))
+
+
+def _about(event: Event) -> dict[str, Value]:
+    """Return the job and the host that an event is about."""
+    request = event.request if isinstance(event, JobChangeRequested) else event
+    job = getattr(request, "job_id", "") or getattr(request, "job", "")
+    host = getattr(request, "host", "")
+    return {name: value for name, value in (("job", job), ("host", host)) if value}
 
 
 def _name_of(event: Event) -> str:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from pydantic import BaseModel
 
@@ -147,6 +147,32 @@ def parse(subject: str) -> Subject:
     if not well_formed or tokens[0] not in _NUM_TOKENS or len(tokens) != _NUM_TOKENS[tokens[0]]:
         raise InvalidSubject(subject, "a subject of Resile")
     return Subject(tokens[0], *tokens[1:]) if len(tokens) > 1 else Subject(tokens[0], "")
+
+
+class Template(NamedTuple):
+    """A subject with the name of an id in the place of the id, as in ``resile.report.{job}.ready``."""
+
+    text: str
+    ids: dict[str, str]
+    """The ids, by their names."""
+
+
+_ENTITIES = {
+    **dict.fromkeys(("job", "report", "suspicion", "log"), "job"),
+    **dict.fromkeys(("host", "heartbeat", "instruction"), "host"),
+}
+"""What the id in a subject is that of, by the family."""
+
+
+def template_of(subject: str) -> Template:
+    """Return the template of a subject; that of one without ids is the subject itself."""
+    root, *tokens = subject.split(".")
+    if root.startswith("_INBOX"):  # where one client reads its answers
+        return Template("_INBOX", {})
+    if root != "resile" or len(tokens) < 2 or tokens[0] not in _ENTITIES:
+        return Template(subject, {})
+    family, name, *rest = tokens
+    return Template(".".join((root, family, f"{{{_ENTITIES[family]}}}", *rest)), {_ENTITIES[family]: name})
 
 
 _NUM_TOKENS = {

@@ -12,7 +12,8 @@ from enum import StrEnum
 from opentelemetry.sdk._logs import LoggerProvider, LoggingHandler
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor, LogRecordExporter
 from opentelemetry.sdk.metrics.export import MetricExporter
-from opentelemetry.sdk.resources import Resource
+
+from .resource import resource_of
 
 
 class Signal(StrEnum):
@@ -46,11 +47,11 @@ def metric_exporter() -> MetricExporter:
     return OTLPMetricExporter()
 
 
-def set_up_log_export(service: str) -> LoggerProvider | None:
+def set_up_log_export(service: str, *, host: str = "") -> LoggerProvider | None:
     """Have all loggers send to the collector too, if logs are exported; `shutdown` of the result sends the last."""
     if not is_exported(Signal.LOGS):
         return None
-    provider = LoggerProvider(resource=Resource.create({"service.name": service}), shutdown_on_exit=False)
+    provider = LoggerProvider(resource=resource_of(service, host=host), shutdown_on_exit=False)
     provider.add_log_record_processor(BatchLogRecordProcessor(_log_exporter()))
     logging.getLogger().addHandler(LoggingHandler(logger_provider=provider))
     return provider

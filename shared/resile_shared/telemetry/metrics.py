@@ -14,10 +14,10 @@ from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.metrics import CallbackOptions, Histogram, Meter, Observation
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExporter, MetricReader, MetricsData
-from opentelemetry.sdk.resources import Resource
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 
 from .exporters import Signal, is_exported, metric_exporter
+from .resource import resource_of
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +33,7 @@ Values = float | Mapping[str, float]
 class ServiceMetrics:
     """The metrics of one process. `meter` makes instruments, `text` is what Prometheus reads."""
 
-    def __init__(self, service: str) -> None:
+    def __init__(self, service: str, *, host: str = "") -> None:
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         readers: list[MetricReader] = [
@@ -43,9 +43,7 @@ class ServiceMetrics:
         if is_exported(Signal.METRICS):
             self._latest = _LatestMetrics(metric_exporter())
             readers.append(self._latest)
-        self._provider = MeterProvider(
-            readers, resource=Resource.create({"service.name": service}), shutdown_on_exit=False
-        )
+        self._provider = MeterProvider(readers, resource=resource_of(service, host=host), shutdown_on_exit=False)
         self.meter: Meter = self._provider.get_meter("resile")
 
     def text(self) -> bytes:

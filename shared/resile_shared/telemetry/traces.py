@@ -6,27 +6,26 @@ always travel. Attributes follow the semantic conventions of OpenTelemetry; thos
 
 import logging
 import os
-import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from importlib.metadata import version
 from typing import Any, Literal
 
 import orjson
 from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.propagate import extract
-from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, SamplingResult
 from opentelemetry.trace import Link, SpanKind, TraceState
 from opentelemetry.util.types import Attributes
 
+from ..bus.subjects import template_of
 from ..errors import UsageError
 from ..messages.message import timestamp
+from .resource import resource_of
 from .span_queue import ITERATION, is_of_change
 
 _tracer = trace.get_tracer("resile")
@@ -62,18 +61,14 @@ def has_collector() -> bool:
     return any(os.environ.get(name) for name in _ENDPOINTS)
 
 
-def set_up_tracing(service: str, *, processors: Sequence[SpanProcessor] = ()) -> TracerProvider:
-    """Have the spans of this process go to the collector that the standard variables name, and to ``processors``."""
+def set_up_tracing(service: str, *, host: str = "", processors: Sequence[SpanProcessor] = ()) -> TracerProvider:
+    """Have the spans of this process go to the collector that the standard variables name, and to ``processors``.
+
+    ``host`` is that of the pool which the service belongs to, if it does.
+    """
     provider = TracerProvider(
         sampler=ParentBased(_Changes()),
-        resource=Resource.create(
-            {
-                "service.name": service,
-                "service.version": version("resile"),
-                "service.instance.id": f"{socket.gethostname()}-{os.getpid()}",
-                "host.name": socket.gethostname(),
-            }
-        ),
+        resource=resource_of(service, host=host),
     )
     if has_collector():
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -157,11 +152,14 @@ def is_recorded() -> bool:
 
 def message_attributes(subject: str, operation: Literal["publish", "request", "process"]) -> dict[str, Value]:
     """Return the attributes of a span that sends or handles a message."""
+    template = template_of(subject)
     return {
         "messaging.system": "nats",
         "messaging.destination.name": subject,
+        **({"messaging.destination.template": template.text} if template.text != subject else {}),
         "messaging.operation.name": operation,
         "messaging.operation.type": "process" if operation == "process" else "send",
+        **template.ids,
     }
 
 
@@ -170,7 +168,7 @@ def publishing(verb: Literal["publish", "ask"], subject: str) -> Iterator[trace.
     """Put a span around the sending of a message."""
     kind, operation = (SpanKind.CLIENT, "request") if verb == "ask" else (SpanKind.PRODUCER, "publish")
     attributes = message_attributes(subject, operation)  # type: ignore[arg-type]
-    with traced(f"{verb} {subject}", attributes, kind=kind) as span:
+    with traced(f"{verb} {template_of(subject).text}", attributes, kind=kind) as span:
         yield span
 
 
@@ -179,7 +177,7 @@ def handling(verb: Literal["handle", "answer"], subject: str, headers: Mapping[s
     """Put a span around the handling of a message, as a child of what sent it."""
     attributes = message_attributes(subject, "process")
     kind = SpanKind.SERVER if verb == "answer" else SpanKind.CONSUMER
-    with continued(f"{verb} {subject}", headers, attributes, kind=kind):
+    with continued(f"{verb} {template_of(subject).text}", headers, attributes, kind=kind):
         yield
 
 

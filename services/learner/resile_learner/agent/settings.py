@@ -56,3 +56,8 @@ class LearnerSettings(ServiceSettings):
     )
     data_cache_bytes: int = Field(default=MAX_BYTES, ge=0, description="most that fetched datasets take on the disk")
     address: str = Field(default="127.0.0.1", description="where workers of other hosts reach those of this one")
+
+    @property
+    def host_id(self) -> str:
+        """The id of its host."""
+        return self.host
