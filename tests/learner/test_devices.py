@@ -13,6 +13,7 @@ from resile_learner.agent.host_devices import TorchDevices, detect_devices, host
 from resile_learner.agent.settings import LearnerSettings, parse_labels
 from resile_learner.probe import probe_digest
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
+from resile_shared.control_groups import num_processors
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.hosts import Slot
 from resile_shared.settings import load
@@ -29,7 +30,7 @@ async def detected(log: Path, environment: Mapping[str, str] | None = None) -> T
 
 async def test_without_accelerators_a_slot_is_a_core(tmp_path: Path) -> None:
     devices = host_devices(await detected(tmp_path / "log"), slots=None)
-    assert devices.slots == tuple(Slot(index=index) for index in range(len(os.sched_getaffinity(0))))
+    assert devices.slots == tuple(Slot(index=index) for index in range(num_processors()))
     assert devices.device_class.startswith("torch ")
     assert devices.environment(devices.slots[0]) == {}
 

@@ -5,8 +5,11 @@ import asyncio
 import os
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +34,7 @@ from resile_learner.processes.exits import classify
 from resile_learner.processes.worker_process import MalformedMessageError, WorkerProcess
 from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import WorkerExit
+from resile_testing.control_groups import limited_group
 from resile_testing.waiting import PATIENCE_SECONDS
 
 Start = Callable[..., Any]
@@ -353,13 +357,45 @@ def block_until_ended(fork_server: int) -> None:
 
 def test_a_kill_for_memory_is_distinguished_from_any_other(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     events = tmp_path / "memory.events"
-    monkeypatch.setattr(exits, "_group_events", lambda: events)
+    monkeypatch.setattr(exits, "own_folders", lambda _: [tmp_path])
     events.write_text("low 0\noom 3\noom_kill 3\n")
     kills = exits.OutOfMemoryKills()
     assert not kills.claim()
     events.write_text("low 0\noom 4\noom_kill 4\n")
     assert kills.claim()
     assert not kills.claim(), "one such kill explains one death"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="control groups need root")
+def test_a_kill_for_memory_counts_in_its_own_group_alone() -> None:
+    watch = (
+        "from resile_learner.processes.exits import OutOfMemoryKills\n"
+        "kills = OutOfMemoryKills()\n"
+        "print('watching', flush=True)\n"
+        "input()\n"
+        "print(kills.claim(), kills.claim())\n"
+    )
+    take_too_much = (
+        "import os\n"
+        "if not (child := os.fork()):\n"
+        "    open('/proc/self/oom_score_adj', 'w').write('1000')\n"
+        "    bytearray(1 << 30)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+    )
+    with ExitStack() as stack:
+        here, elsewhere = (stack.enter_context(limited_group("memory", size << 20)) for size in (200, 1000))
+        watchers = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [*group, sys.executable, "-c", watch], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+                )
+            )
+            for group in (here, elsewhere)
+        ]
+        assert [watcher.stdout and watcher.stdout.readline() for watcher in watchers] == 2 * ["watching\n"]
+        assert subprocess.check_output([*here, sys.executable, "-c", take_too_much], text=True) == "-9\n"
+        said = [watcher.communicate("\n")[0] for watcher in watchers]
+    assert said == ["True False\n", "False False\n"]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -122,11 +122,11 @@ def _status(process: psutil.Process) -> str | None:
 
 
 @contextmanager
-def pool_up(home: Path, *options: object) -> Iterator[UpPool]:
-    """Run a pool while the block runs; it is given its Ctrl-C at the end."""
+def pool_up(home: Path, *options: object, prefix: Sequence[str] = ()) -> Iterator[UpPool]:
+    """Run a pool while the block runs; it is given its Ctrl-C at the end. ``prefix`` goes before the command."""
     mark = f"POOL_MARK={uuid.uuid4().hex}"
     process = subprocess.Popen(
-        [sys.executable, "-m", "resile", "up", "--home", str(home), "--json", *map(str, options)],
+        [*prefix, sys.executable, "-m", "resile", "up", "--home", str(home), "--json", *map(str, options)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from resile_shared.control_groups import num_processors
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.http.api import HostView, JobSummary, JobView
 
@@ -43,7 +44,7 @@ def show(*, home: Path | None, output: Path, as_json: bool) -> int:
 async def _show(home: Path, output: Path, console: Console, *, as_json: bool) -> int:
     from ..demo.story import train_undisturbed
 
-    cores = len(os.sched_getaffinity(0))
+    cores = num_processors()
     console.print(f"Two jobs learn handwritten digits on a pool of {NUM_HOSTS} hosts of {SLOTS_PER_HOST} slots.")
     console.print(f"This machine has {cores} core(s); more workers share them, and make nothing faster.\n")
     story, jobs = await _run_story(home, console)

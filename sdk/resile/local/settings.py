@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from resile_scheduler.policies.plan import PlanPolicy, PlanStep
+from resile_shared.control_groups import num_processors
 from resile_shared.errors import UsageError
 from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.reports import BatchStep
@@ -88,8 +89,7 @@ class RunSettings:
     @property
     def policy(self) -> PlanPolicy:
         """How many workers the run has at which iteration."""
-        cores = len(os.sched_getaffinity(0))
-        steps = self.plan or (PlanStep(0, self.workers or min(cores, MAX_DEFAULT_WORKERS)),)
+        steps = self.plan or (PlanStep(0, self.workers or min(num_processors(), MAX_DEFAULT_WORKERS)),)
         return PlanPolicy(steps, fits_shards=True)
 
 

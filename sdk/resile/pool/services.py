@@ -1,6 +1,5 @@
 """Which processes a pool on this machine consists of, and how each is started."""
 
-import os
 import socket
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -8,6 +7,7 @@ from pathlib import Path
 
 from resile_learner.datasets.host_datasets import MAX_BYTES
 from resile_shared.bus.nats_server import NatsServer
+from resile_shared.control_groups import num_processors
 from resile_shared.messages.pool import DEFAULT_KEEP_DAYS, DEFAULT_KEEP_JOBS
 from resile_shared.policies import PolicyName
 
@@ -51,7 +51,7 @@ class PoolOptions:
     def slots_per_host(self) -> int | None:
         """Slots of each host; None: the agent detects them."""
         if self.slots is None and self.hosts > 1:
-            return max(1, len(os.sched_getaffinity(0)) // self.hosts)
+            return max(1, num_processors() // self.hosts)
         return self.slots
 
     @property

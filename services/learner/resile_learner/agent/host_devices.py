@@ -1,6 +1,5 @@
 """Detects the slots that this host offers, and its device class."""
 
-import os
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,6 +8,7 @@ from types import MappingProxyType
 
 import pydantic
 
+from resile_shared.control_groups import num_processors
 from resile_shared.errors import ResileError
 from resile_shared.messages.hosts import Slot
 from resile_shared.messages.message import Message
@@ -67,11 +67,11 @@ def may_have_accelerators() -> bool:
 def host_devices(devices: TorchDevices, *, slots: int | None, slots_per_gpu: int = 1) -> HostDevices:
     """Divide ``devices`` into slots.
 
-    Without ``slots``, there is one slot for each accelerator times ``slots_per_gpu``, else one for each CPU core.
-    Accelerators of another class than most others have no slots.
+    Without ``slots``, there is one slot for each accelerator times ``slots_per_gpu``, else one for each CPU core that
+    this process may use. Accelerators of another class than most others have no slots.
     """
     if not devices.accelerators:
-        count = slots or len(os.sched_getaffinity(0))
+        count = slots or num_processors()
         return HostDevices(tuple(Slot(index=index) for index in range(count)), devices.cpu_class)
     names, classes = zip(*devices.accelerators, strict=True)
     ((device_class, _),) = Counter(classes).most_common(1)

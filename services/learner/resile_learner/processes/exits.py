@@ -1,8 +1,10 @@
 """Classifies the end of a worker's process, and distinguishes the kernel's out-of-memory kills from others."""
 
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
+from resile_shared.control_groups import own_folders
 from resile_shared.messages.hosts import WorkerExit
 
 from ..messages import Failed, Finished, Left, Trained
@@ -46,7 +48,7 @@ class OutOfMemoryKills:
 
 
 def _count() -> int:
-    for source in (_group_events(), Path("/proc/vmstat")):
+    for source in _sources():
         try:
             lines = source.read_text().splitlines()
         except OSError:
@@ -58,9 +60,7 @@ def _count() -> int:
     return 0
 
 
-def _group_events() -> Path:
-    try:
-        line = Path("/proc/self/cgroup").read_text().splitlines()[-1]
-    except (OSError, IndexError):
-        line = ""
-    return Path("/sys/fs/cgroup") / line.partition("::")[2].lstrip("/") / "memory.events"
+def _sources() -> Iterator[Path]:
+    for own in own_folders("memory"):
+        yield from (own / "memory.events", own / "memory.oom_control")
+    yield Path("/proc/vmstat")
