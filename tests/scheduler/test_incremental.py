@@ -88,8 +88,9 @@ class Incremental(AnyOrder):
 
     def add_host(self, host: str) -> None:
         self.hosts[host] += 1
-        kind, rack = ("gpu", "2") if host == "host-3" else ("cpu", "1")
-        self.sim.add_host(host, 3, incarnation=self.hosts[host], device_class=kind, labels={"rack": rack})
+        kind, rack, num = ("gpu", "2", 2) if host == "host-3" else ("cpu", "1", 0)
+        labels = {"rack": rack}
+        self.sim.add_host(host, 3, incarnation=self.hosts[host], device_class=kind, num_devices=num, labels=labels)
 
     @initialize(seed=st.integers(0, 1 << 30), policy=st.sampled_from(sorted(POLICIES)))
     def begin(self, seed: int, policy: PolicyName) -> None:

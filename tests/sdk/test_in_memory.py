@@ -3,6 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import pytest
+
+from resile.local.host import SLOTS_PER_WORKER
 from resile.local.in_memory import Command, Event, HostCommand, HostEvent, HostFailed, InMemoryPool, StartTimer
 from resile_learner.agent import events as agent
 from resile_learner.messages import (
@@ -43,6 +46,10 @@ class World:
     timers: list[scheduler.Event] = field(default_factory=list)
     is_silent: set[int] = field(default_factory=set)
     """Frozen workers: they answer nothing, and can still be killed."""
+    ends_slowly: bool = False
+    """Whether processes have not ended yet when they have left, or were killed."""
+    ending: list[Event] = field(default_factory=list)
+    """The ends of these processes."""
 
     def send(self, *events: Event) -> None:
         """Let events happen, and all that workers answer to what follows from them."""
@@ -61,7 +68,7 @@ class World:
                 self.alive[worker] = (host, incarnation)
                 return [self.message(WorkerListening(worker=worker, host="h", port=1000 + worker)), self.ready(worker)]
             case HostCommand(_, _, agent.KillWorker(_, worker)) if worker in self.alive:
-                return [self.exited(worker, "killed", -9)]
+                return self.end(self.exited(worker, "killed", -9))
             case HostCommand(_, _, agent.SendToWorker(_, worker, message)) if worker not in self.is_silent:
                 return list(self.answer_message(worker, message))
         return []
@@ -78,7 +85,11 @@ class World:
             yield from (self.message(Joined(worker=n, **at)) for n in message.workers[1:])
             for leaver in set(leavers) - self.is_silent if not message.is_recovery else ():
                 yield self.message(Left(worker=leaver, **at))
-                yield self.exited(leaver, "left")
+                yield from self.end(self.exited(leaver, "left"))
+
+    def end(self, exited: Event) -> list[Event]:
+        self.ending += [exited] * self.ends_slowly
+        return [] if self.ends_slowly else [exited]
 
     def message(self, message: FromWorker) -> Event:
         return HostEvent(*self.alive[message.worker], agent.MessageReceived(JOB, message))
@@ -104,12 +115,12 @@ class World:
         return [f"{item.kind}: {item.reason}" for item in self.history]
 
 
-def hello(host: str, slots: int, incarnation: int = 1) -> HostHello:
+def hello(host: str, slots: int, incarnation: int = 1, gpus: int = 0) -> HostHello:
     return HostHello(
         host=host,
         incarnation=incarnation,
         address="h",
-        slots=tuple(Slot(index=index) for index in range(slots)),
+        slots=tuple(Slot(index=index, device=f"cuda:{index % gpus}" if gpus else "cpu") for index in range(slots)),
         device_class="cpu",
         version=VERSION,
     )
@@ -172,6 +183,43 @@ def test_a_plan_is_followed_by_the_same_cores() -> None:
     assert world.record is not None
     sizes = [(item.iteration, item.workers) for item in world.history if item.kind == "allocation"]
     assert sizes == [(0, 1), (10, 3), (20, 2)]
+
+
+def on_gpus(*steps: tuple[int, int], num: int) -> World:
+    """A local run by a plan, on a host with ``num`` accelerators and twice as many slots as workers."""
+    plan = PlanPolicy(tuple(PlanStep(iteration, workers) for iteration, workers in steps))
+    world = World(InMemoryPool(Scheduler(secret="s", policy=plan)))
+    workers = max(workers for _, workers in steps)
+    world.ends_slowly = True
+    world.send(hello("local", SLOTS_PER_WORKER * workers, gpus=num), submitted(workers))
+    return world
+
+
+def devices_of(world: World, num: int) -> list[int]:
+    """The accelerators of the newest generation, by rank."""
+    newest = [item for item in world.history if item.kind == "allocation"][-1]
+    return [int(slot.rpartition("/")[2]) % num for slot in newest.slots]
+
+
+def test_a_run_that_shrinks_and_grows_uses_all_devices_though_the_process_of_the_leaver_has_not_ended() -> None:
+    world = on_gpus((0, 2), (10, 1), (20, 2), num=2)
+    assert [item.workers for item in world.history if item.kind == "allocation"] == [2, 1, 2]
+    assert world.ending, "the worker that left still holds its slot"
+    assert sorted(devices_of(world, 2)) == [0, 1]
+
+
+@pytest.mark.parametrize("lost", range(3))
+def test_the_worker_that_replaces_another_uses_its_device_even_while_that_one_is_ending(lost: int) -> None:
+    world = on_gpus((0, 3), num=3)
+    world.is_silent.add(lost)
+    accusers = [worker for worker in range(3) if worker != lost]
+    for accuser in accusers:
+        suspected = PeerSuspected(worker=accuser, generation=1, suspect=lost, evidence="silence", reason="")
+        world.send(world.message(suspected))
+    world.send(*set(world.timers))
+    assert world.ending, "the frozen worker still holds its slot"
+    assert set(world.members) == {*accusers, 3}
+    assert sorted(devices_of(world, 3)) == [0, 1, 2]
 
 
 def test_a_host_gets_more_slots_without_a_new_incarnation() -> None:

@@ -21,6 +21,7 @@ from resile.pool.worker_processes import workers_below
 from resile_learner.agent.host_devices import TorchDevices
 from resile_learner.agent.host_templates import HostTemplates, Imports
 from resile_learner.messages import WorkerConfig
+from resile_scheduler.policies.plan import PlanStep
 from resile_shared import log_files
 from resile_shared.errors import UsageError
 
@@ -469,3 +470,16 @@ async def test_each_worker_sees_an_accelerator_of_its_own(resile: Any) -> None:
     lines = {(event.worker, event.line) for event in events if isinstance(event, Printed)}
     assert {(0, "sees GPU-a :4096:8"), (1, "sees GPU-c :4096:8")} <= lines
     assert any("accelerators GPU-b are not used" in event.text for event in events if isinstance(event, Noted))
+
+
+async def test_a_run_that_grows_again_leaves_no_accelerator_idle(resile: Any) -> None:
+    """Imagined accelerators again. Worker 2 is started while the process of worker 1 may not have ended."""
+    script = resile.script("import os; print('sees', os.getenv('CUDA_VISIBLE_DEVICES'))\n" + TRAIN)
+    plan = (PlanStep(0, 2), PlanStep(8, 1), PlanStep(10, 2))
+    settings = RunSettings(script, plan=plan, home=resile.home)
+    devices = TorchDevices(accelerators=(("GPU-a", "new"), ("GPU-b", "new")))
+    events: list[RunEvent] = []
+    result = await LocalRun(settings, devices=devices).run(events.append)
+    assert result.outcome.state == "completed", result.outcome
+    seen = {event.worker: event.line for event in events if isinstance(event, Printed) and "sees" in event.line}
+    assert seen == {0: "sees GPU-a", 1: "sees GPU-b", 2: "sees GPU-b"}

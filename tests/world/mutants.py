@@ -71,6 +71,7 @@ TESTS = {
     ),
     "resile_scheduler.core.state.backoff": ("tests/scheduler/test_backoff.py",),
     "resile_scheduler.core.slots.placement": ("tests/scheduler/test_placement.py",),
+    "resile_scheduler.core.slots.devices": ("tests/scheduler/test_shared_devices.py", "tests/sdk/test_in_memory.py"),
     "resile_scheduler.core.slots.relocation": ("tests/scheduler/test_groups.py",),
     "resile_scheduler.core.retention": ("tests/scheduler/test_retention.py",),
     "resile_scheduler.core.slots.sharing": ("tests/scheduler/test_groups.py",),
@@ -1006,6 +1007,13 @@ MUTANTS = (
         f"{_CORE}.slots.placement",
         "{host: num for host, num in offer.room.items() if host in want.hosts}",
         "dict(offer.room)",
+    ),
+    Mutant(
+        "workers share a device while another is idle",
+        "two workers are on one accelerator, and another has none",
+        f"{_CORE}.slots.devices",
+        "keys[slot] = staying[device], leaving[device], slot",
+        "keys[slot] = slot",
     ),
     Mutant(
         "a job moves to any host",

@@ -104,16 +104,24 @@ class SimulatedPool:
     # what happens to the pool
 
     def add_host(
-        self, name: str, slots: int, *, device_class: str = "cpu", incarnation: int = 1, labels: Labels | None = None
+        self,
+        name: str,
+        slots: int,
+        *,
+        device_class: str = "cpu",
+        num_devices: int = 0,
+        incarnation: int = 1,
+        labels: Labels | None = None,
     ) -> None:
-        """Add a host now; the workers of an earlier incarnation are gone."""
+        """Add a host now; the workers of an earlier incarnation are gone. Its slots share ``num_devices``, if any."""
+        devices = [f"cuda:{number}" for number in range(num_devices)] or ["cpu"]
         self._workers.lose_host(name)
         record = HostRecord(
             host=name,
             incarnation=incarnation,
             state=HostState.UP,
             address="10.0.0.1",
-            slots=tuple(Slot(index=index) for index in range(slots)),
+            slots=tuple(Slot(index=index, device=devices[index % len(devices)]) for index in range(slots)),
             labels=labels or {},
             device_class=device_class,
             version=VERSION,

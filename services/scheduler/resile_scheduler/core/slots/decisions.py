@@ -284,7 +284,7 @@ class Decisions:
         free, released = self._supply.free(), self._supply.released()
         if planned := self._moves.planned():
             free, released = without(free, planned), without(released, planned)
-        return place(wants, free=free, released=released, domains=self._groups.domains)
+        return place(wants, free=free, released=released, domains=self._groups.domains, devices=self._supply.devices())
 
     def _missing(self, view: JobView) -> str:
         """Return what host a job is waiting for, if the pool has hosts but none that it can use; else nothing."""

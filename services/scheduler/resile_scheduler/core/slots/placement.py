@@ -2,7 +2,8 @@
 
 - A job keeps what it has. If it has too many slots, it first gives up those on hosts to which another job that lacks
   slots is bound, and joiners before members. A packed job then gives up slots in the rack, and on the host, where it
-  has fewest, so that whole hosts become free; a spread job where it has most.
+  has fewest, so that whole hosts become free; a spread job where it has most. On a host, it gives up the device that
+  it shares with most workers.
 - It gains slots that are free now before those that are being released, on hosts that `topology` chooses.
 - A packed job that is spread over more zones, racks or hosts than it could be moves, if that takes it to fewer of them
   and the slots are free now: some of its workers, or else all. Each move leaves the pool less scattered, so moves end.
@@ -16,6 +17,10 @@ from itertools import chain
 
 from ..state.slot_sets import SlotId, SlotsByHost, by_host, merged
 from ..state.topology import Domain, num_places, packed, spread
+from .devices import SharedDevices
+
+SEPARATE = SharedDevices()
+"""Each slot has a device of its own, or none."""
 
 
 @dataclass(frozen=True)
@@ -36,16 +41,22 @@ class Want:
 
 
 def place(
-    wants: Iterable[Want], *, free: SlotsByHost, released: SlotsByHost, domains: Mapping[str, Domain]
+    wants: Iterable[Want],
+    *,
+    free: SlotsByHost,
+    released: SlotsByHost,
+    domains: Mapping[str, Domain],
+    devices: SharedDevices = SEPARATE,
 ) -> dict[str, tuple[SlotId, ...]]:
     """Return the slots that each job should have, those it keeps first.
 
-    Nobody holds the slots that are ``free``; those that are ``released`` are held by workers that leave. Slots that
-    neither has belong to other jobs, so a job may get fewer than it wants. ``domains``: where hosts are.
+    Nobody holds the slots that are ``free``, in the order in which those of a host should be given; those that are
+    ``released`` are held by workers that leave. Slots that neither has belong to other jobs, so a job may get fewer
+    than it wants. ``domains``: where hosts are.
     """
     wants = sorted(wants, key=lambda w: (len(w.hosts), w.job))
     lacks = _lacks(wants, chain(*free.values(), *released.values()))
-    placed = {want.job: _keep(want, lacks, domains) for want in wants}
+    placed = {want.job: _keep(want, lacks, domains, devices) for want in wants}
     given_up = (slot for want in wants for slot in set(want.held).difference(placed[want.job]))
     offers = _Offer(free), _Offer(merged(released, by_host(given_up)))
     for want in wants:
@@ -57,7 +68,7 @@ def place(
 
 
 class _Offer:
-    """Slots by host, in order; those that are taken are left out."""
+    """Slots by host, the best first; those that are taken are left out."""
 
     def __init__(self, slots: Mapping[str, Sequence[SlotId]]) -> None:
         self._slots = slots
@@ -67,7 +78,7 @@ class _Offer:
 
     def take(self, host: str, num: int) -> Sequence[SlotId]:
         """Take ``num`` slots of ``host``, or as many as there are."""
-        of_host = self._changed[host] if host in self._changed else sorted(self._slots[host])
+        of_host = self._changed[host] if host in self._changed else self._slots[host]
         self._changed[host] = of_host[num:]
         self.room[host] = len(of_host) - num
         if self.room[host] <= 0:
@@ -95,19 +106,26 @@ def _lacks(wants: Sequence[Want], unheld: Iterable[SlotId]) -> list[_Lack]:
     return lacks
 
 
-def _keep(want: Want, lacks: Sequence[_Lack], domains: Mapping[str, Domain]) -> tuple[SlotId, ...]:
+def _keep(
+    want: Want, lacks: Sequence[_Lack], domains: Mapping[str, Domain], devices: SharedDevices
+) -> tuple[SlotId, ...]:
     kept = list(want.held)
+    if len(kept) <= want.workers:
+        return want.held
     sign = -1 if want.is_spread else 1
+    on_device = devices.num_staying({slot.host for slot in kept})
     while len(kept) > want.workers:
         on_host = Counter(slot.host for slot in kept)
         in_rack = Counter(domains.get(slot.host, ()) for slot in kept)
 
-        def key(slot: SlotId) -> tuple[int, bool, int, int]:
+        def key(slot: SlotId) -> tuple[int, bool, int, int, int]:
             rack, is_member = domains.get(slot.host, ()), slot not in want.joining
-            return _place_of(slot, lacks), is_member, sign * in_rack[rack], sign * on_host[slot.host]  # noqa: B023
+            in_places = sign * in_rack[rack], sign * on_host[slot.host]  # noqa: B023
+            return _place_of(slot, lacks), is_member, *in_places, -on_device[devices.of(slot)]
 
         given_up = min(reversed(kept), key=key)  # of equals the last: the highest rank goes first
         kept.remove(given_up)
+        on_device[devices.of(given_up)] -= 1
         if (place := _place_of(given_up, lacks)) < len(lacks):
             lacks[place].num -= 1
     return tuple(kept)

@@ -70,7 +70,7 @@ def _leave(
     """Return the slots of each job that moves if ``job`` leaves ``away`` for ``host``; empty: too few make room."""
     leaving = sorted(holders[job].on(away))
     missing = len(leaving)
-    gained = sorted(free)[:missing]
+    gained = list(free[:missing])
     moved: dict[str, Slots] = {}
     for name in sorted(holders, key=lambda name: (-len(holders[name].on(host)), name)):
         other, there = holders[name], holders[name].on(host)
@@ -148,4 +148,4 @@ def _moved(
     kept = tuple(slot for slot in mover.slots if slot not in left)
     choose = spread if mover.is_spread else packed
     chosen = choose(leaving, room, Counter(slot.host for slot in kept), domains)
-    return (*kept, *chain.from_iterable(sorted(free[host])[:number] for host, number in chosen.items()))
+    return (*kept, *chain.from_iterable(free[host][:number] for host, number in chosen.items()))

@@ -5,6 +5,7 @@ from itertools import chain
 from ..state.job import Job
 from ..state.pool import Pool
 from ..state.slot_sets import SlotId, SlotsByHost, by_host, merged, without
+from .devices import SharedDevices
 
 
 class Supply:
@@ -29,8 +30,16 @@ class Supply:
             self._unreconciled[job.id] = frozenset(map(_slot, job.generations.unreconciled_slots))
 
     def free(self) -> SlotsByHost:
-        """Return the slots on which workers may be started now, by host."""
-        return without(self._pool.free_slots(), frozenset().union(*self._unreconciled.values()))
+        """Return the slots on which workers may be started now, by host, in the order in which they should be given."""
+        free = without(self._pool.free_slots(), frozenset().union(*self._unreconciled.values()))
+        shared = [host for host in free if self._pool.hosts[host].shared_devices]
+        devices = self.devices() if shared else SharedDevices()
+        return {**free, **{host: devices.in_order(host, free[host]) for host in shared}}
+
+    def devices(self) -> SharedDevices:
+        """Return how workers share devices."""
+        leaving = frozenset(chain(*self._leaving.values(), *self._unreconciled.values()))
+        return SharedDevices(self._pool.hosts, held=self._pool.holders, leaving=leaving)
 
     def is_free(self, slot: SlotId) -> bool:
         """Whether a worker may be started on ``slot`` now."""

@@ -51,6 +51,14 @@ class Host:
         """Its slots, whether or not they are held."""
         return tuple(SlotId(self.record.host, slot.index) for slot in self.record.slots)
 
+    @cached_property
+    def shared_devices(self) -> Mapping[SlotId, str]:
+        """The accelerator of each slot, if some have several slots; empty: each slot has its own, or CPU cores."""
+        devices = {
+            SlotId(self.record.host, slot.index): slot.device for slot in self.record.slots if slot.device != "cpu"
+        }
+        return devices if len({*devices.values()}) < len(devices) else {}
+
     def has(self, slot: SlotId) -> bool:
         """Whether ``slot`` is one of its own."""
         return slot in self._slots
