@@ -80,7 +80,7 @@ def test_a_job_leaves_a_host_that_drains_though_its_number_of_workers_stays() ->
     assert sim.hosts_of("job-1") == {"host-1"}
     assert len(sim.members("job-1")) == 2
     reasons = [item.reason for item in sim.histories["job-1"] if item.kind == "allocation"]
-    assert reasons == ["start", "host-2 draining", "all it can use"]
+    assert reasons == ["start", "host-2 draining", "host-2 draining"]
 
 
 class Incremental(AnyOrder):

@@ -255,6 +255,8 @@ class Allocator:
         job.enter(Step.SETTLE)
         if job.generations.is_settling:
             job.enter(Step.RECOVER if job.generations.is_recovering else Step.RESCALE)
+        elif len(order.placements) == job.target.workers:
+            job.reach_target()
         job.note("allocation", order.reason, now=now, iteration=iteration, loss=order.loss)
         self._pool.changed(job)
 

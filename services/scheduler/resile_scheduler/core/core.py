@@ -52,9 +52,9 @@ from .observation_timer import ObservationTimer
 from .outgoing import Outgoing
 from .policy_choice import PolicyChoice, TenantShares
 from .retention import Limits, Retention
-from .slots.decisions import Cause, Decisions, SlotCounts
+from .slots.decisions import Decisions, SlotCounts
 from .slots.environment_requests import EnvironmentRequests
-from .state.pool import Pool
+from .state.pool import Cause, Pool
 from .takeover import Takeover
 from .worker_reports import WorkerReports
 
@@ -144,14 +144,15 @@ class Scheduler:
         ]
 
     def _decide(self, now: float) -> None:
-        """Decide until nothing changes: a decision can free what the next one uses."""
+        """Decide until nothing changes: a decision can free what the next one uses. All have the same causes."""
         self._decisions.check(now=now)
+        causes: list[Cause] = []
         while self._pool.has_changed:
-            cause = Cause(*self._pool.take_change())
+            causes += self._pool.take_causes()
             due = self._pool.take_due(self._decisions.restless)
             for job in due:
                 self._recovery.answer(job, now=now)
-            self._decisions.decide(due, cause, now=now)
+            self._decisions.decide(due, causes, now=now)
 
     def _with_warning(self, reply: Command) -> Command:
         match reply:

@@ -40,7 +40,7 @@ class Takeover:
         for job in self._pool.jobs.values():
             self._repair(job)
             self._host_events.drop_orphans(job, now=now)
-        self._pool.take_change()
+        self._pool.take_causes()
         self._pool.changed(None)
 
     def _is_abandoned(self, allocation: Allocation) -> bool:

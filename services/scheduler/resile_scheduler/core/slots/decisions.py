@@ -11,7 +11,6 @@ A policy sees all jobs each time; the rest is repeated only for what has changed
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 from resile_shared.messages.jobs import Intent, JobState
 
@@ -22,7 +21,7 @@ from ..gangs import Gangs
 from ..job_ends import JobEnds
 from ..state.job import Job
 from ..state.lifecycle import Step
-from ..state.pool import Pool
+from ..state.pool import Cause, Pool
 from ..state.slot_sets import SlotId, without
 from .environment_requests import EnvironmentRequests
 from .host_groups import HostGroups
@@ -32,16 +31,8 @@ from .placement import Want, place
 from .sharing import Sharing
 from .supply import Supply
 
-
-class Cause(NamedTuple):
-    """What happened, in words for the histories of jobs other than the one to which it happened."""
-
-    text: str
-    job: str
-
-    def of(self, job: Job) -> str:
-        """Return what happened, for the history of ``job``."""
-        return "" if job.id == self.job else self.text
+MOST_CAUSES = 3
+"""The reason of a change names at most this many causes."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +129,8 @@ class Decisions:
         """The jobs that every decision looks at, though nothing has happened to them."""
         return self._restless
 
-    def decide(self, due: Sequence[Job], cause: Cause, *, now: float) -> None:
-        """Decide once, after ``cause``; the jobs that are ``due`` may have changed."""
+    def decide(self, due: Sequence[Job], causes: Sequence[Cause], *, now: float) -> None:
+        """Decide once, after ``causes``; the jobs that are ``due`` may have changed."""
         self._moves.begin()
         for job in due:
             self._pool.release(job)
@@ -153,10 +144,12 @@ class Decisions:
         if self._pool.free_slots():
             looked_at |= {name: view for name, view in self._views.items() if view.is_scattered(now=now)}
         for device_class, sharing in self._by_class.items():
-            self._share(device_class, sharing, looked_at, cause, now=now)
+            self._share(device_class, sharing, looked_at, causes, now=now)
         for name, view in self._requiring.items():
             if are_new or name in looked_at:
                 self._environments.request(view, self._groups)
+        for job in due:
+            job.explain_change("")
 
     def _look_at(self, job: Job, now: float) -> JobView | None:
         """Update and return the view of ``job``; None if the job is over."""
@@ -232,7 +225,7 @@ class Decisions:
         device_class: str,
         sharing: Sharing,
         looked_at: dict[str, JobView],
-        cause: Cause,
+        causes: Sequence[Cause],
         *,
         now: float,
     ) -> None:
@@ -250,7 +243,7 @@ class Decisions:
                 elif view.moves_to(wanted, now=now):
                     view.job.explain_change("it moves to fewer hosts")
                 if not view.waits(wanted, is_free=self._supply.is_free):
-                    self._approach(view.job, target, wanted, cause.of(view.job), now=now)
+                    self._approach(view.job, target, wanted, _describe(causes, view.job), now=now)
             view.target, view.wanted = target, wanted
             if wanted != view.held or len(wanted) != target.workers:
                 self._unsettled[view.name] = view
@@ -310,7 +303,8 @@ class Decisions:
             return
         if job.num_assigned != len(wanted):
             self._pool.touch(job)
-        job.set_target(target, cause, num_assigned=len(wanted))
+        is_there = set(wanted) == {*job.held.values()}
+        job.set_target(target, cause, num_assigned=len(wanted), is_there=is_there)
         if not target.workers and job.generations.has_started:
             job.intend(Intent.SUSPEND, target.reason, now=now)
             self._pool.touch(job)
@@ -324,6 +318,13 @@ class Decisions:
         if job.record.state is JobState.QUEUED and job.record.kind != "queued":
             job.note("queued", _reason(job, target), now=now)
             self._pool.touch(job)
+
+
+def _describe(causes: Sequence[Cause], job: Job) -> str:
+    """Return what happened, for the history of ``job``; empty: nothing outside of it."""
+    texts = [cause.text for cause in causes if cause.job != job.id]
+    more = f" and {len(texts) - MOST_CAUSES} more" if len(texts) > MOST_CAUSES else ""
+    return ", ".join(texts[:MOST_CAUSES]) + more
 
 
 def _reason(job: Job, target: Target) -> str:

@@ -61,7 +61,7 @@ class Job:
         self.num_assigned = 0
         """How many slots the newest decision found for the target."""
         self.target_reason = ""
-        """Why the number of workers is what it is, for the history."""
+        """Why its workers change, for the history, until they are as the target says; empty: they need not change."""
         self.change_reason = ""
         """What just happened to the job; its next generation is the response."""
         self.first_ready: int | None = None
@@ -241,16 +241,25 @@ class Job:
         self.update(ready=ready)
         self.first_ready = worker
 
-    def set_target(self, target: Target, cause: str, *, num_assigned: int) -> None:
-        """Take over what the policy decided, and for how many workers there are slots.
+    def set_target(self, target: Target, cause: str, *, num_assigned: int, is_there: bool) -> None:
+        """Take over what the policy decided, for how many workers there are slots, and whether these have them.
 
-        ``cause`` is what led to it, if that was outside the job.
+        ``cause`` is what happened since the last decision, if that was outside the job. It is the reason of all changes
+        until the target is reached, unless something else changes the target or brings more slots.
         """
-        if target.workers != self.target.workers or target.is_exact:
-            self.target_reason = target.reason if target.is_exact else cause or target.reason
+        has_more = bool(cause) and num_assigned > self.num_assigned
+        if target.is_exact:
+            self.target_reason = target.reason
+        elif target.workers != self.target.workers or not (is_there or self.target_reason) or has_more:
+            replaced = "replaces lost workers" if self.generations.is_recovering else ""
+            self.target_reason = cause or self.change_reason or replaced or target.reason
         elif target.batch_size != self.target.batch_size:
             self.target_reason = f"batch of {target.batch_size}: {target.reason}"
         self.target, self.num_assigned = target, num_assigned
+
+    def reach_target(self) -> None:
+        """Record that it trains as its target says, so that a later change has another reason."""
+        self.target_reason = ""
 
     def explain_change(self, reason: str) -> None:
         """Give the next generation its reason; empty: that of the target."""
@@ -274,4 +283,4 @@ class Job:
         """Take over ``allocation``, which an earlier scheduler stored."""
         self.generations.restore(allocation, self.record)
         self.target, self.num_assigned = Target(len(allocation.placements), ""), len(allocation.placements)
-        self.target_reason = "the scheduler restarted"
+        self.target_reason = "the scheduler restarted" if self.generations.is_settling else ""

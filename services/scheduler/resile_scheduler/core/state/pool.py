@@ -7,6 +7,7 @@ active, or may still become so, names it. No other worker gets the slot before.
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import NamedTuple
 
 from resile_shared.messages.hosts import EnvironmentReport, HostRecord, HostState
 from resile_shared.messages.jobs import JobRecord
@@ -15,6 +16,13 @@ from .job import Job
 from .slot_sets import SlotId, SlotsByHost
 from .topology import Domain, domain_of
 from .worker import Phase, Worker
+
+
+class Cause(NamedTuple):
+    """What happened, in words for the histories of jobs other than ``job``, to which it happened; empty: to none."""
+
+    text: str
+    job: str = ""
 
 
 @dataclass
@@ -100,10 +108,8 @@ class Pool:
     """How many jobs were ever added."""
     has_changed: bool = False
     """Whether a decision is due."""
-    cause: str = ""
-    """What happened, in words for the history of the other jobs that it moves."""
-    causer: str = ""
-    """The job to which ``cause`` happened, if it happened to one."""
+    causes: list[Cause] = field(default_factory=list)
+    """What has happened since the last decision, each once, in order."""
     hosts_version: int = 0
     """A number that rises when what may be placed on hosts changes."""
     prepared: dict[str, set[str]] = field(default_factory=dict)
@@ -134,18 +140,17 @@ class Pool:
         self.has_changed = True
         if job is not None:
             self.touch(job)
-        if cause:
-            self.cause, self.causer = cause, by
+        if cause and Cause(cause, by) not in self.causes:
+            self.causes.append(Cause(cause, by))
 
     def touch(self, job: Job) -> None:
         """Let the next decision look at ``job`` again; what has changed in its record is stored."""
         self._due[job.id] = self._touched[job.id] = job
 
-    def take_change(self) -> tuple[str, str]:
-        """Return, once, what has changed, and the job to which it happened; both may be empty."""
-        change = self.cause, self.causer
-        self.has_changed, self.cause, self.causer = False, "", ""
-        return change
+    def take_causes(self) -> list[Cause]:
+        """Return, once, what has happened since the last decision; no other one is requested any more."""
+        causes, self.causes, self.has_changed = self.causes, [], False
+        return causes
 
     def take_due(self, others: Mapping[str, Job]) -> list[Job]:
         """Return, once, the jobs that were touched since the last decision, and ``others``, in their order.
