@@ -291,12 +291,15 @@ class AsyncClient:
         """Stop the pool from calling this webhook."""
         await self._requests.request("DELETE", f"webhooks/{quote(webhook, safe='')}")
 
-    async def join(self, host: str, *, incarnation: int = 0) -> api.Admission:
+    async def join(
+        self, host: str, *, incarnation: int = 0, address: str | None = None, port: int | None = None, nonce: str = ""
+    ) -> api.Admission:
         """Request admission of a host; ``incarnation`` is its newest known one.
 
-        Raises VersionMismatch if the pool runs another version of Resile than this process.
+        With an ``address``, the pool tries to reach it: something there must answer with ``nonce`` on ``port``. Raises
+        VersionMismatch if the pool runs another version of Resile than this process.
         """
-        body = {"incarnation": incarnation, "version": VERSION}
+        body = {"incarnation": incarnation, "version": VERSION, "address": address, "port": port, "nonce": nonce}
         answer = await self._requests.post(f"hosts/{quote(host, safe='')}/join", body)
         admission = self._requests.parse(api.Admission, answer)
         if admission.version != VERSION:

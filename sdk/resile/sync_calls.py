@@ -213,9 +213,12 @@ class SyncCalls:
         """Stop the pool from calling this webhook."""
         self._run(self._client.remove_webhook(webhook))
 
-    def join(self, host: str, *, incarnation: int = 0) -> api.Admission:
+    def join(
+        self, host: str, *, incarnation: int = 0, address: str | None = None, port: int | None = None, nonce: str = ""
+    ) -> api.Admission:
         """Request admission of a host; ``incarnation`` is its newest known one.
 
-        Raises VersionMismatch if the pool runs another version of Resile than this process.
+        With an ``address``, the pool tries to reach it: something there must answer with ``nonce`` on ``port``. Raises
+        VersionMismatch if the pool runs another version of Resile than this process.
         """
-        return self._run(self._client.join(host, incarnation=incarnation))
+        return self._run(self._client.join(host, incarnation=incarnation, address=address, port=port, nonce=nonce))

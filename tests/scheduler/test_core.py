@@ -171,8 +171,10 @@ class Bench:
         return [item.kind for item in self.histories[job]]
 
 
-def worker(number: int, slot: int | None = None, *, job: str = "job-1", state: str = "starting") -> WorkerReport:
-    address = Address(host="h", port=1000 + number)
+def worker(
+    number: int, slot: int | None = None, *, job: str = "job-1", state: str = "starting", at: str = "h"
+) -> WorkerReport:
+    address = Address(host=at, port=1000 + number)
     slot = number if slot is None else slot
     return WorkerReport.model_validate({"job": job, "worker": number, "slot": slot, "state": state, "address": address})
 
@@ -514,7 +516,7 @@ def test_joiners_that_are_ready_and_never_come_to_train_are_withdrawn_host_by_ho
     bench.activate()
     bench.host("host-2", 1)
     bench.host("host-3", 1)
-    bench.beat(worker(1, 0), host="host-2")
+    bench.beat(worker(1, 0, at="127.0.0.1"), host="host-2")
     bench.beat(worker(2, 0, state="ready"), host="host-3")
     assert bench.newest().has_addresses
 
@@ -531,7 +533,10 @@ def test_joiners_that_are_ready_and_never_come_to_train_are_withdrawn_host_by_ho
     bench.beat(member(13))
     bench.tell(Tick())
     assert [p.worker for p in bench.newest().placements] == [0, 2]
-    assert "worker 1 on host-2/0 is ready, but had no links to all members after 30 s" in bench.newest().reason
+    assert bench.newest().reason == (
+        "withdrawn: worker 1 on host-2/0 is ready, but had no links to all members after 30 seconds: it is at "
+        "127.0.0.1, others at h; hosts must reach each other on any port (`resile host --address`)"
+    )
     assert pass_time(14) == [0, 2], "a newer generation has its own time"
     bench.switch(iteration=15)
     bench.beat(gone(1, 0, kind="exited"), host="host-2")

@@ -20,11 +20,12 @@ def ends(bench: Bench, *, kind: str = "exited") -> None:
         bench.beat(*(gone(p.worker, p.slot, kind=kind) for p in here), host=host)
 
 
-def becomes_ready(bench: Bench) -> None:
-    """All workers of the newest allocation reach their training call."""
+def becomes_ready(bench: Bench, **addresses: str) -> None:
+    """All workers of the newest allocation reach their training call; ``addresses`` are those of hosts."""
     for host in {placement.host for placement in bench.newest().placements}:
         here = [placement for placement in bench.newest().placements if placement.host == host]
-        bench.beat(*(worker(p.worker, p.slot) for p in here), host=host)
+        address = addresses.get(host.replace("-", "_"), "h")
+        bench.beat(*(worker(p.worker, p.slot, at=address) for p in here), host=host)
     for placement in bench.newest().placements:
         bench.report(ready(), worker=placement.worker)
     bench.tell(Tick())
@@ -54,6 +55,17 @@ def test_a_start_whose_members_do_not_reach_each_other_is_given_up_and_avoids_a_
     ends(bench)
     assert [placement.host for placement in bench.newest().placements] == ["host-2"]
     assert bench.newest().cold_start
+
+
+def test_a_start_whose_members_do_not_reach_each_other_names_their_addresses() -> None:
+    bench = Bench(1, 1)
+    bench.submit()
+    becomes_ready(bench, host_1="10.0.0.1", host_2="172.17.0.2")
+    passes(bench, LINK_SECONDS)
+    assert reason(bench).endswith(
+        "after 30 seconds: it is at 10.0.0.1, others at 172.17.0.2; hosts must reach each other on any port (`resile "
+        "host --address`)"
+    )
 
 
 def test_a_job_whose_members_never_reach_each_other_fails_with_the_reason() -> None:

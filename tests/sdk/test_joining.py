@@ -8,9 +8,11 @@ import pytest
 
 from resile.cli import main
 from resile.http_requests import Server
-from resile.pool.joined import JoinOptions, bus_url, check_storage, lock_folder
+from resile.pool.joined import JoinOptions, bus_url, check_peers, check_storage, lock_folder
 from resile.pool.services import outward_address
-from resile_shared.errors import UsageError
+from resile_shared.errors import ResileError, UsageError
+from resile_shared.http.api import Peer
+from resile_shared.reachability import listening
 from resile_shared.storage.objects import PROBE
 from resile_shared.version import VERSION
 
@@ -93,6 +95,23 @@ def test_only_the_storage_of_the_pool_will_do(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=r"--storage: .*is not a URL of storage"):
         check_storage("nonsense", probe=b"this pool")
     check_storage(url, probe=b"that pool")
+
+
+async def test_a_host_that_reaches_no_other_one_does_not_join_and_one_that_misses_some_says_so() -> None:
+    said: list[str] = []
+    async with listening("127.0.0.1", "near") as port:
+        near, far = Peer(host="near", address="127.0.0.1", port=port), Peer(host="far", address="127.0.0.2", port=port)
+        other = Peer(host="other", address="127.0.0.1", port=port)
+        await check_peers([], log=said.append)
+        await check_peers([near], log=said.append)
+        assert not said
+        await check_peers([near, far], log=said.append)
+        assert said[0].startswith(
+            "this machine does not reach workers on far at 127.0.0.2 (Connection refused): it must"
+        )
+        both = r"far at 127.0.0.2 \(Connection refused\), other at 127.0.0.1 \(another machine answers\): it must"
+        with pytest.raises(ResileError, match=both):
+            await check_peers([far, other], log=said.append)
 
 
 def test_a_bus_on_the_loopback_of_its_machine_is_looked_for_on_that_machine() -> None:

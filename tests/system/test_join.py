@@ -37,11 +37,11 @@ def network() -> Iterator[Namespaces]:
 
 
 class Joiner:
-    """Runs `resile host` on the other machine."""
+    """Runs `resile host` on the other machine, or on the machine of the pool."""
 
-    def __init__(self, network: Namespaces, pool: UpPool) -> None:
+    def __init__(self, network: Namespaces, pool: UpPool, *, is_elsewhere: bool = True) -> None:
         url = json.loads((pool.home / "pool.json").read_bytes())["url"]
-        self._inside = (*network.enter("elsewhere"), sys.executable, "-m", "resile")
+        self._inside = (*(network.enter("elsewhere") if is_elsewhere else ()), sys.executable, "-m", "resile")
         self._join = ("host", "--join", url, "--token-file", str(pool.home / "token"), "--slots", "1", "--json")
 
     def start(self, *options: object) -> "subprocess.Popen[str]":
@@ -127,6 +127,30 @@ async def test_a_machine_joins_trains_leaves_and_comes_back(
                 await host_becomes(client, "far", lambda host: host.incarnation > far.incarnation + 1)
                 await trial.goes_on(workers=2)
                 await trial.keeps_its_promises(trial_sha)
+
+
+def test_a_machine_that_is_not_reached_does_not_join(network: Namespaces, tmp_path: Path) -> None:
+    """As one behind a tunnel, or in a container: it reaches the pool, and nobody reaches its workers."""
+    folder = folder_of(tmp_path)
+    inside = [*network.enter("elsewhere"), "ip", "address", "add", "172.31.255.2/32", "dev", "lo"]
+    subprocess.run(inside, check=True)
+    with pool_up(tmp_path / "home", "--listen", network.address, "--slots", 1) as pool:
+        joiner = Joiner(network, pool)
+        for address, why in (("127.0.0.1", "Connection refused"), ("172.31.255.2", "")):
+            refused = joiner.refusal("--host", "far", "--address", address, *folder)
+            assert f"workers on far would be at {address}, where other hosts do not reach them ({why}" in refused
+            assert "pass an address of that machine that all hosts reach with --address" in refused
+        refused = joiner.refusal("--host", "far", "--address", "192.0.2.1", *folder)
+        assert "--address: workers cannot listen on 192.0.2.1" in refused
+        assert [host["id"] for host in pool.ask("hosts")["hosts"]] == ["host-1"]
+
+        beside = Joiner(network, pool, is_elsewhere=False)
+        with (
+            beside.joined("--host", "near", "--address", "127.0.0.2", "--folder", tmp_path / "near"),
+            joiner.joined("--host", "far", *folder) as process,
+        ):
+            left = end(process, signal.SIGTERM)
+        assert "this machine does not reach workers on near at 127.0.0.2 (Connection refused): it must" in left.err
 
 
 @pytest.mark.nightly

@@ -4,7 +4,8 @@ import asyncio
 import fcntl
 import os
 import re
-from collections.abc import Callable, Mapping
+import secrets
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -13,8 +14,9 @@ from resile_learner.datasets.host_datasets import MAX_BYTES
 from resile_shared.bus.credentials import Credentials, write_credentials
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.home import open_home
-from resile_shared.http.api import Admission
+from resile_shared.http.api import Admission, Peer
 from resile_shared.log_files import truncate_logs
+from resile_shared.reachability import listening, obstacle
 from resile_shared.storage.objects import PROBE, ObjectStorage, StorageError
 
 from ..client import AsyncClient
@@ -112,6 +114,7 @@ class JoinedHost:
     async def start(self) -> None:
         """Request admission from the pool, and start the agent. Raises ResileError."""
         admission = await self._ask()
+        await check_peers(admission.peers, log=self._log)
         credentials = Credentials(
             url=bus_url(admission.bus_url, pool_host=self.options.pool_host),
             user=admission.bus_user,
@@ -152,9 +155,12 @@ class JoinedHost:
 
     async def _ask(self) -> Admission:
         server = self.options.server
+        address, nonce = self.options.workers_at, secrets.token_hex(16)
         try:
-            async with AsyncClient(server) as client:
-                return await client.join(self.options.name, incarnation=self._incarnation())
+            async with listening(address, nonce) as port, AsyncClient(server) as client:
+                return await client.join(
+                    self.options.name, incarnation=self._incarnation(), address=address, port=port, nonce=nonce
+                )
         except Refused as error:
             if error.status != 401:
                 raise
@@ -233,6 +239,24 @@ async def _check_bus(url: str) -> None:
             f"open port {parts.port} to this machine"
         ) from error
     writer.close()
+
+
+async def check_peers(peers: Sequence[Peer], *, log: Log) -> None:
+    """Check that this machine reaches other hosts; log if it misses some, which may just have gone.
+
+    Raises ResileError if it reaches none.
+    """
+    found = await asyncio.gather(*(obstacle(peer.address, peer.port, name=peer.host) for peer in peers))
+    missing = [f"{peer.host} at {peer.address} ({why})" for peer, why in zip(peers, found, strict=True) if why]
+    if not missing:
+        return
+    text = (
+        f"this machine does not reach workers on {', '.join(missing)}: it must reach the other hosts on any port, and "
+        "not only the pool; start a host that has no such address with --address"
+    )
+    if len(missing) == len(peers):
+        raise ResileError(text)
+    log(text)
 
 
 def check_storage(url: str, *, probe: bytes) -> None:

@@ -119,6 +119,10 @@ class Projection:
         """Return all hosts, by name."""
         return HostList(hosts=tuple(self._host_views(sorted(self._hosts))))
 
+    def host_records(self) -> list[HostRecord]:
+        """Return what is stored of all hosts, by name."""
+        return [self._hosts[host] for host in sorted(self._hosts)]
+
     def _host_views(self, hosts: Iterable[str]) -> Iterable[HostView]:
         holders = {slot: record.job for record in self._jobs.values() for slot in active_slots(record)}
         for host in hosts:

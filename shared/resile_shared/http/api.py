@@ -11,7 +11,7 @@ from ..messages.commands import MAX_SECONDS
 from ..messages.datasets import MAX_URI, Dataset
 from ..messages.hosts import HostState
 from ..messages.jobs import MAX_PRIORITY, HistoryItem, JobState
-from ..messages.message import Id, Line, Message, SlotName, Time, Version
+from ..messages.message import HostAddress, Id, Line, Message, Port, SlotName, Time, Version
 from ..messages.reports import BatchStep, EpochCount
 from ..messages.webhooks import WebhookEvent, WebhookSecret, WebhookUrl
 from ..policies import MAX_QUOTA, MAX_WEIGHT, PolicyName
@@ -291,6 +291,17 @@ class JoinHost(Message):
         default=0, ge=0, description="the newest that this machine knows of: a host may come back, but not join twice"
     )
     version: Version = Field(default="", description="of Resile on this machine; without it the host is refused")
+    address: HostAddress | None = Field(default=None, description="of its workers; null: not tried")
+    port: Port | None = Field(default=None, description="on which it says `nonce` while it asks, to whoever connects")
+    nonce: str = Field(default="", max_length=64)
+
+
+class Peer(View):
+    """A host that a new one should reach."""
+
+    host: Id
+    address: str
+    port: int = Field(description="on which its agent says the name of the host")
 
 
 class Admission(View):
@@ -304,6 +315,7 @@ class Admission(View):
         description="content of the storage's object `probe`: a host that reads anything else does not share it"
     )
     version: Version = Field(default="", description="of Resile that the pool runs, and so must its hosts")
+    peers: tuple[Peer, ...] = Field(default=(), description="some of the hosts that are up")
 
 
 class Suspension(View):

@@ -54,6 +54,7 @@ class HostHello(Message):
     host: Id
     incarnation: Positive = Field(description="rises with each start of the agent")
     address: HostAddress = Field(description="where peers reach the workers of this host")
+    probe_port: Port | None = Field(default=None, description="where its agent says its name to whoever connects")
     slots: tuple[Slot, ...] = Field(max_length=MAX_SLOTS_OF_HOST)
     labels: Labels = Field(default_factory=dict)
     device_class: DeviceClass = Field(description="hosts of one class give the same bits")
@@ -194,6 +195,7 @@ class HostRecord(Message):
     incarnation: Positive
     state: HostState
     address: HostAddress
+    probe_port: Port | None = None
     slots: tuple[Slot, ...] = Field(max_length=MAX_SLOTS_OF_HOST)
     labels: Labels = Field(default_factory=dict)
     device_class: DeviceClass

@@ -12,6 +12,7 @@ from resile_shared.errors import ResileError, UsageError
 from resile_shared.messages.hosts import HostGoodbye, HostHello
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.pool_settings import load_pool_settings
+from resile_shared.reachability import listening
 from resile_shared.service import ServiceContext
 from resile_shared.version import VERSION
 
@@ -86,20 +87,23 @@ class Agent:
         self._outputs = Outputs(self._settings.storage)
         self._own = OwnProcesses()
         self._devices: HostDevices | None = None
+        self._probe_port: int | None = None
         self._metrics = AgentMetrics(context.meter)
 
     async def run(self) -> None:
         """Run one incarnation after the other.
 
-        Raises ResileError when another agent runs as the same host, and VersionMismatch when the pool was upgraded.
+        Raises ResileError when another agent runs as the same host, UsageError when the address is not one of this
+        machine, and VersionMismatch when the pool was upgraded.
         """
         try:
-            while True:
-                end = await self._run_incarnation(await self._next_incarnation())
-                if end.is_superseded:
-                    raise ResileError(end.reason)
-                logger.warning("restarting agent: %s", end.reason)
-                self._pool = await _load_pool_settings(self._context)
+            async with listening(self._settings.address, self._settings.host) as self._probe_port:
+                while True:
+                    end = await self._run_incarnation(await self._next_incarnation())
+                    if end.is_superseded:
+                        raise ResileError(end.reason)
+                    logger.warning("restarting agent: %s", end.reason)
+                    self._pool = await _load_pool_settings(self._context)
         finally:
             await self._datasets.close()
 
@@ -172,6 +176,7 @@ class Agent:
             host=self._settings.host,
             incarnation=incarnation,
             address=self._settings.address,
+            probe_port=self._probe_port,
             slots=devices.slots,
             labels=parse_labels(self._settings.labels),
             device_class=devices.device_class,

@@ -23,6 +23,8 @@ JOIN_SECONDS = 600.0
 LINK_DETECTIONS = 10
 """Joiners that are ready may take this many times ``detection_seconds`` to connect to all members."""
 LINK_ITERATIONS = 2
+MOST_ADDRESSES = 3
+"""A reason names the addresses of at most this many other hosts."""
 LOAD_BYTES_PER_SECOND = 10_000_000
 """A cold start times out if its checkpoint is loaded more slowly than this."""
 
@@ -102,7 +104,7 @@ class Deadlines:
             return
         for worker in [joiner for joiner in joiners if joiner.slot.host == joiners[0].slot.host]:
             why = f"ready, but had no links to all members after {self._link_seconds:g} seconds"
-            self._withdraw(job, worker, why, now)
+            self._withdraw(job, worker, f"{why}{_where(job, worker)}", now)
 
     def _give_up_start(self, job: Job, now: float) -> None:
         """Give up a cold start that takes too long, and name the member that is most likely the cause."""
@@ -112,12 +114,13 @@ class Deadlines:
             self._ends.on_start_late(job, late[0], f"not ready after {JOIN_SECONDS:g} seconds", now=now)
             return
         seconds = self._link_seconds + self._load_seconds(job)
+        accused = _most_accused(job, members)
         if job.suspicions.have_lasted(self._link_seconds):
             why = f"cut off: the workers lost their links to each other {self._link_seconds:g} seconds ago"
-            self._ends.on_start_unlinked(job, _most_accused(job, members), why, now=now)
+            self._ends.on_start_unlinked(job, accused, f"{why}{_where(job, accused)}", now=now)
         elif now - self._link_wait(job, members, now).since >= seconds:
             why = f"ready, but the workers had no links to each other after {seconds:g} seconds"
-            self._ends.on_start_unlinked(job, _most_accused(job, members), why, now=now)
+            self._ends.on_start_unlinked(job, accused, f"{why}{_where(job, accused)}", now=now)
 
     def _load_seconds(self, job: Job) -> float:
         """Return how long the members may take to load a checkpoint, which they do before their first round."""
@@ -145,3 +148,15 @@ def _most_accused(job: Job, members: Sequence[Worker]) -> Worker:
     accusers = Counter(accuser for accuser, _ in job.suspicions.pairs)
     suspects = Counter(suspect for _, suspect in job.suspicions.pairs)
     return max(members, key=lambda member: (suspects[member.number], accusers[member.number]))
+
+
+def _where(job: Job, worker: Worker) -> str:
+    """Say where ``worker`` and the others are, and what to do; empty: all are at one address."""
+    others = (job.workers.get(placement.worker) for placement in job.generations.placements)
+    addresses = dict.fromkeys(other.address.host for other in others if other and other.address)
+    own = worker.address.host if worker.address else ""
+    addresses.pop(own, None)
+    if not own or not addresses:
+        return ""
+    some = ", ".join([*addresses][:MOST_ADDRESSES])
+    return f": it is at {own}, others at {some}; hosts must reach each other on any port (`resile host --address`)"
