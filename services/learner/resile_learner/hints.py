@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Protocol
 
 _SHARED_MEMORY = Path("/dev/shm")
+_LARGER = "make it larger (docker run --shm-size=8g; on Kubernetes an emptyDir of medium Memory)"
 _NO_SHARED_MEMORY = re.compile(
     r"out of shared memory|unable to (allocate|open) shared memory|unable to (write|resize|mmap).*/torch_"
 )
@@ -30,17 +31,28 @@ def hint_about_gradients(error: BaseException, loop: GradientState) -> str:
     return loop.missing_gradients if uses_gradients else ""
 
 
+def is_about_shared_memory(error: BaseException) -> bool:
+    """Whether ``error`` says that there is no shared memory left."""
+    return bool(_NO_SHARED_MEMORY.search(str(error)))
+
+
 def hint_about_shared_memory(error: BaseException, folder: Path = _SHARED_MEMORY) -> str:
     """A remedy for ``error`` if it says that there is no shared memory left, or an empty string."""
-    if not _NO_SHARED_MEMORY.search(str(error)):
+    if not is_about_shared_memory(error):
         return ""
     disk = os.statvfs(folder)
     size, free = (number * disk.f_frsize / 1e6 for number in (disk.f_blocks, disk.f_bavail))
     return (
         f"tensors that processes share, as the batches of a DataLoader's, are in {folder}, which has {size:.0f} MB "
-        f"here, {free:.0f} MB of them free: make it larger (docker run --shm-size=8g; on Kubernetes an emptyDir of "
-        "medium Memory), or use num_workers=0"
+        f"here, {free:.0f} MB of them free: {_LARGER}, or use num_workers=0"
     )
+
+
+def hint_about_small_shared_memory(folder: Path = _SHARED_MEMORY) -> str:
+    """What to do if processes that read batches had to do without ``folder``."""
+    disk = os.statvfs(folder)
+    size = disk.f_blocks * disk.f_frsize / 1e6
+    return f"{folder} has {size:.0f} MB and was full, so processes hand over batches more slowly: {_LARGER}"
 
 
 def hint_about_files(error: BaseException) -> str:

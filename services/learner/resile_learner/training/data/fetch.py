@@ -11,6 +11,7 @@ from resile_shared.errors import UsageError
 
 from ..seeds import DrawDetector, mix, seed_all, seed_torch
 from .batches import Indices
+from .shared_batches import use_unnamed_memory_if_full
 
 Collate = Callable[[list[Any]], Any]
 
@@ -86,6 +87,7 @@ class Fetcher:
 def _initialize(dataset: Any, worker_init_fn: Callable[[int], object] | None, worker: int) -> None:
     """Let a reading process find the script's ``dataset`` where PyTorch has it, and call the script's function."""
     object.__setattr__(get_worker_info(), "dataset", dataset)
+    use_unnamed_memory_if_full()
     if worker_init_fn is not None:
         worker_init_fn(worker)
 
