@@ -8,6 +8,7 @@ Every call raises Unreachable when the pool does not answer, and Refused when it
 
 import asyncio
 import os
+import warnings
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Self, Unpack
@@ -120,9 +121,11 @@ class AsyncClient:
     async def submit_script(self, path: Path | str, *, args: Sequence[str] = (), **options: Unpack[JobOptions]) -> str:
         """Upload a script, or a folder with one, and submit it with ``args`` as `resile submit` does; return its id.
 
-        Raises UsageError if an option is invalid.
+        Warns of files that are not sent. Raises UsageError if an option is invalid.
         """
         job = await asyncio.to_thread(pack_job, Path(path), args, **options)
+        if warning := job.package.warning:
+            warnings.warn(warning, stacklevel=2)
         return (await self.submit_packed(job)).id
 
     async def submit_packed(self, job: PackedJob) -> api.Submission:

@@ -3,8 +3,7 @@
 A folder is packed whole. With a script go the Python files beside and below it, the packages (folders with an
 ``__init__.py``) whole, and other files of up to 1 MB. A folder that is no package is left out if it has more than 1000
 files or 10 MB, is not readable, or does not fit beside the rest. In a home directory or a temporary folder a script is
-packed alone. Never packed, except for the script: what ``.resileignore`` names, hidden files, ``__pycache__``, virtual
-environments, links to folders. The same files give the same bytes.
+packed alone. `project_files` says what else is never packed. The same files give the same bytes.
 """
 
 import gzip
@@ -18,11 +17,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from pathspec import GitIgnoreSpec
-
 from resile_shared.errors import UsageError
 
-FILE = ".resileignore"
+from .project_files import ProjectFiles
+
 MAX_BYTES = 50 * 10**6
 MAX_FILES = 5000
 MAX_COMPANION_BYTES = 10**6
@@ -30,36 +28,8 @@ MAX_FOLDER_BYTES = 10 * 10**6
 MAX_FOLDER_FILES = 1000
 """A folder below a script that is not a package is left out if it has more files than this."""
 _ENTRY_POINTS = ("train.py", "main.py")
-NEVER_PACKED = frozenset({"__pycache__", "node_modules"})
-ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
-
-
-class IgnoredFiles:
-    """The files that the `.resileignore` of ``folder`` names, if there is one. Raises UsageError if it is invalid.
-
-    Its patterns are those of a .gitignore.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        file = folder / FILE
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
-            lines = []
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{file} cannot be read: {error}") from error
-        for number, line in enumerate(lines, 1):
-            try:
-                GitIgnoreSpec.from_lines([line])
-            except ValueError as error:
-                raise UsageError(f"{file}, line {number}: {line!r} is not a pattern of a .gitignore") from error
-        self._spec = GitIgnoreSpec.from_lines(lines)
-
-    def has(self, path: Path, *, is_folder: bool) -> bool:
-        """Whether ``path``, in a folder that is not ignored, is ignored."""
-        name = path.relative_to(self._folder).as_posix()
-        return self._spec.match_file(f"{name}/" if is_folder else name)
+MAX_NAMED = 10
+"""At most this many of the files that are not sent are named."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +41,19 @@ class Package:
     """Path of the script inside the package."""
     files: tuple[str, ...]
     left_out: tuple[str, ...] = ()
-    """Files and folders that are too large or not readable, with the reasons."""
+    """Files and folders that nobody asked to leave out, with the reasons."""
+
+    @property
+    def warning(self) -> str:
+        """What is not sent and why, in one line; empty if everything is."""
+        if not self.left_out:
+            return ""
+        num_more = len(self.left_out) - MAX_NAMED
+        more = f" and {num_more} more" if num_more > 0 else ""
+        return (
+            f"not sent: {', '.join(self.left_out[:MAX_NAMED])}{more}: jobs get data with --data, secrets with --env, "
+            "packages with --with; name in .resileignore what they do not need"
+        )
 
 
 def pack(path: Path) -> Package:
@@ -83,15 +65,15 @@ def pack(path: Path) -> Package:
                 f"{folder} is a home or system folder and is not uploaded: move the code to a folder of its own"
             )
         script = _entry_point(folder)
-        files = _Folder(folder, script.name).whole(folder)
-    else:
-        script = _checked_script(path)
-        folder = script.parent.resolve()
-        if not is_crowded(folder):
-            return _with_companions(folder, script.name)
-        files = iter([folder / script.name])
-    chosen = _within_limits(folder, files)
-    return _packed(chosen, script.name)
+        whole = _Folder(folder, script.name)
+        chosen = _within_limits(folder, whole.whole(folder))
+        return _packed(chosen, script.name, tuple(whole.left_out))
+    script = _checked_script(path)
+    folder = script.parent.resolve()
+    if not is_crowded(folder):
+        return _with_companions(folder, script.name)
+    reason = f"all files beside {script.name} ({folder} is a home, system or temporary folder)"
+    return _packed({script.name: folder / script.name}, script.name, (reason,))
 
 
 class _Unreadable(UsageError):
@@ -142,7 +124,7 @@ class _Folder:
         self.left_out: list[str] = []
         self._root = root
         self._script = root / script
-        self._ignored = IgnoredFiles(root)
+        self._project = ProjectFiles(root)
 
     def whole(self, folder: Path) -> Iterator[Path]:
         """Yield all files of ``folder``. Raises UsageError if a folder cannot be read."""
@@ -211,7 +193,7 @@ class _Folder:
 
     def _leave_out(self, path: Path, reason: str) -> None:
         name = path.relative_to(self._root).as_posix()
-        self.left_out.append(f"{name}{'/' if path.is_dir() else ''} ({reason})")
+        self.left_out.append(f"{name}{'/' if os.path.isdir(path) else ''} ({reason})")
 
     def _entries(self, folder: Path) -> Iterator[Path]:
         """Yield the files and folders of ``folder`` that may be packed, by name."""
@@ -226,20 +208,22 @@ class _Folder:
             raise _Unreadable(
                 f"{folder} cannot be packed: {error.strerror}: check its permissions, or name it in .resileignore"
             ) from error
+        if not names:
+            self._leave_out(folder, "empty")
         for name in names:
             entry = folder / name
-            if entry == self._script or (self._may_travel(entry) and (entry.is_file() or entry.is_dir())):
+            if entry == self._script or self._is_packed(entry):
                 yield entry
 
-    def _may_travel(self, entry: Path) -> bool:
-        if entry.name.startswith(".") or entry.name in NEVER_PACKED or entry.suffix == ".pyc":
+    def _is_packed(self, entry: Path) -> bool:
+        """Whether ``entry`` is packed; if not, and nobody asked to leave it out, it is noted."""
+        if self._project.is_unwanted(entry):
             return False
-        is_folder = entry.is_dir()
-        if self._ignored.has(entry, is_folder=is_folder):
-            return False
-        return not is_folder or not (
-            entry.is_symlink() or any(os.path.exists(entry / mark) for mark in ENVIRONMENT_MARKS)
-        )
+        with suppress(FileNotFoundError):  # removed meanwhile
+            if obstacle := self._project.obstacle(entry):
+                self._leave_out(entry, obstacle)
+            return not obstacle
+        return False
 
 
 def _is_package(folder: Path) -> bool:

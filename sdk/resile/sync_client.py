@@ -59,7 +59,7 @@ class Client(SyncCalls):
     def submit_script(self, path: Path | str, *, args: Sequence[str] = (), **options: Unpack[JobOptions]) -> Job:
         """Upload a script, or a folder with one, and submit it with ``args`` as `resile submit` does; return the job.
 
-        Raises UsageError if an option is invalid.
+        Warns of files that are not sent. Raises UsageError if an option is invalid.
         """
         return Job(self, self._run(self._client.submit_script(path, args=args, **options)))
 

@@ -314,7 +314,7 @@ async def test_files_are_dropped_and_submitted_with_what_the_form_says(monitors:
         dropped = await seen.page.evaluate_handle(DROPPED)
         await seen.page.dispatch_event(".drop", "drop", {"dataTransfer": dropped})
         await seen.waits_for(".drop", "2 files")
-        await seen.waits_for(".drop", "1 hidden or generated file left out")
+        await seen.waits_for(".drop", "not sent, as hidden or generated: .secret")
         for field, text in {"args": '--lr 0.1 --note "first try"', "requirements": "einops>=0.8 tiny==1.2"}.items():
             await seen.page.fill(f"#{field}", text)
         async with seen.page.expect_request(is_submission) as request:

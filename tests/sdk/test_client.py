@@ -104,6 +104,14 @@ def test_a_gang_has_the_number_of_workers_that_it_is_given(api_server: ApiServer
     assert spec.env == {"RESILE_COMPAT": "resile.integrations.ibm_edt"}
 
 
+@pytest.mark.usefixtures("api_server")
+def test_a_program_is_warned_of_files_that_are_not_sent(tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()
+    (tmp_path / ".env").touch()
+    with Client() as client, pytest.warns(UserWarning, match=r"not sent: \.env \(hidden\): jobs get"):
+        client.submit_script(tmp_path / "train.py")
+
+
 def test_the_client_and_the_command_have_an_option_for_each_field_of_a_job() -> None:
     here = set(JobOptions.__annotations__)
     assert here - {"compat"} == JobSpec.model_fields.keys() - {"package", "script", "args"}

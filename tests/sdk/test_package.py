@@ -43,6 +43,10 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+HIDDEN = (".env (hidden)", "environment/ (virtual environment)")
+"""What is left out of `folder`, and named."""
+
+
 def names(package: Package) -> list[str]:
     with tarfile.open(fileobj=io.BytesIO(package.content)) as archive:
         return archive.getnames()
@@ -60,12 +64,13 @@ def test_a_folder_is_packed_whole_without_what_is_hidden_or_generated(folder: Pa
         "settings.json",
         "train.py",
     ]
+    assert package.left_out == HIDDEN
 
 
 def test_a_script_takes_along_what_lies_beside_it_and_its_packages(folder: Path) -> None:
     (folder / "large.bin").write_bytes(bytes(2 * 10**6))
     package = pack(folder / "train.py")
-    assert package.left_out == ("large.bin (2 MB)",)
+    assert package.left_out == (*HIDDEN, "large.bin (2 MB)")
     assert names(package) == [
         "data/points.csv",
         "model.py",
@@ -85,7 +90,7 @@ def test_a_large_folder_below_a_script_is_left_out_and_named(folder: Path) -> No
         (folder / "more" / f"{number}").write_bytes(bytes(10**6))
     (folder / "more" / "large").write_bytes(bytes(2 * 10**6))
     package = pack(folder / "train.py")
-    assert package.left_out == ("data/ (over 1000 files)", "more/ (over 10 MB)")
+    assert package.left_out == (*HIDDEN, "data/ (over 1000 files)", "more/ (over 10 MB)")
     assert not any(name.startswith(("data", "more")) for name in names(package))
 
 
@@ -97,13 +102,13 @@ def test_folders_below_a_script_that_do_not_fit_together_are_left_out_and_named(
             (folder / f"data-{number}" / str(part)).write_bytes(bytes(950_000))
     (folder / "parts" / "weights").write_bytes(bytes(9 * 10**6))
     package = pack(folder / "train.py")
-    assert package.left_out == ("data-4/ (over 50 MB with the rest)", "data-5/ (over 50 MB with the rest)")
+    assert package.left_out[2:] == ("data-4/ (over 50 MB with the rest)", "data-5/ (over 50 MB with the rest)")
     assert {"train.py", "parts/weights", "data-3/9"} <= set(package.files)
     for number in range(6):
         for part in range(900):
             (folder / f"data-{number}" / str(part)).write_bytes(b"")
     (folder / "parts" / "weights").unlink()
-    assert pack(folder / "train.py").left_out == ("data-5/ (over 5000 files with the rest)",)
+    assert pack(folder / "train.py").left_out[2:] == ("data-5/ (over 5000 files with the rest)",)
 
 
 @pytest.mark.parametrize("is_script", [True, False])
@@ -149,7 +154,7 @@ def test_folders_and_files_below_a_script_that_cannot_be_read_are_left_out_and_n
         expected = names(pack(folder / "train.py"))
     try:
         package = pack(code / "train.py")
-        assert package.left_out == ("data/secret (not readable)", "private/ (not readable)")
+        assert package.left_out == (*HIDDEN, "data/secret (not readable)", "private/ (not readable)")
         assert names(package) == expected
         with pytest.raises(UsageError, match=r"private cannot be packed: Permission denied: .*\.resileignore"):
             pack(code)
@@ -197,7 +202,9 @@ def test_the_same_files_give_the_same_bytes_whenever_they_were_written(folder: P
 
 def test_a_script_in_the_home_directory_goes_alone(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(folder))
-    assert names(pack(folder / "train.py")) == ["train.py"]
+    package = pack(folder / "train.py")
+    assert names(package) == ["train.py"]
+    assert package.left_out == (f"all files beside train.py ({folder} is a home, system or temporary folder)",)
 
 
 @pytest.mark.parametrize("place", ["/", "~"])
@@ -238,13 +245,68 @@ def test_too_many_files_are_refused(folder: Path) -> None:
         pack(folder)
 
 
-def test_links_to_folders_are_left_out_and_links_to_files_are_followed(folder: Path, tmp_path: Path) -> None:
-    (folder / "loop").symlink_to(folder)
+@pytest.mark.parametrize("is_script", [True, False])
+def test_links_are_followed_inside_of_the_folder_and_named_elsewhere(
+    folder: Path, tmp_path: Path, *, is_script: bool
+) -> None:
+    (folder / "src" / "layers").mkdir(parents=True)
+    (folder / "src" / "layers" / "__init__.py").touch()
+    (folder / "layers").symlink_to("src/layers")
+    (folder / "src" / "again").symlink_to(folder)
+    (folder / "src" / "back").symlink_to("../src")
+    (folder / "gone.py").symlink_to("src/removed.py")
+    (tmp_path / "shared").mkdir()
+    (folder / "shared").symlink_to(tmp_path / "shared")
     (tmp_path / "outside.py").write_text("x = 1")
     (folder / "inside.py").symlink_to(tmp_path / "outside.py")
+    package = pack(folder / "train.py" if is_script else folder)
+    assert {"inside.py", "layers/__init__.py", "src/layers/__init__.py"} <= set(names(package))
+    assert {name.split("/")[0] for name in names(package) if "/" in name} == {"data", "layers", "parts", "src"}
+    assert package.left_out == (
+        *HIDDEN,
+        "gone.py (broken link)",
+        f"shared/ (link out of the folder, to {tmp_path / 'shared'})",
+        "src/again/ (link to a folder that contains it)",
+        "src/back/ (link to a folder that contains it)",
+    )
+
+
+def test_links_to_each_other_end(folder: Path) -> None:
+    """Folders that all have links to all others can be combined in millions of paths, of which none has a file."""
+    places = [folder / "places" / str(number) for number in range(12)]
+    for place in places:
+        place.mkdir(parents=True)
+    for place in places:
+        for other in places:
+            (place / other.name).symlink_to(other)
     package = pack(folder)
-    assert "inside.py" in names(package)
-    assert not any(name.startswith("loop") for name in names(package))
+    assert any(reason.endswith("(after 100 links to folders)") for reason in package.left_out)
+    assert "train.py" in names(package)
+
+
+def test_what_is_neither_a_file_nor_a_folder_and_what_is_empty_is_named(folder: Path) -> None:
+    os.mkfifo(folder / "pipe")
+    (folder / "empty").mkdir()
+    assert set(pack(folder).left_out) == {*HIDDEN, "pipe (not a regular file)", "empty/ (empty)"}
+
+
+def test_what_resileignore_names_and_what_tools_generate_is_left_out_without_a_word(folder: Path) -> None:
+    for name in (".gitignore", ".mypy_cache/x", "node_modules/x", "parts/.ipynb_checkpoints/x", "ignored/x"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).touch()
+    (folder / "link").symlink_to("nowhere")
+    (folder / ".resileignore").write_text("ignored/\nlink\n.env\nenvironment\n")
+    package = pack(folder)
+    assert package.left_out == ()
+    assert package.warning == ""
+    assert not {"ignored/x", "link", ".env"}.intersection(names(package))
+
+
+def test_the_warning_says_what_is_left_out_in_one_line_of_bounded_length(folder: Path) -> None:
+    assert pack(folder).warning.startswith(f"not sent: {', '.join(HIDDEN)}: jobs get data with --data")
+    for number in range(20):
+        (folder / f".{number}").touch()
+    assert "(hidden) and 12 more: " in pack(folder).warning
 
 
 @pytest.mark.parametrize("step", ["_is_package", "_num_bytes", "_packed"])

@@ -73,12 +73,17 @@ def test_a_request_whose_answer_is_lost_is_sent_again_with_the_same_key(
 
 
 @pytest.mark.usefixtures("api_server")
-def test_what_is_too_large_to_be_sent_is_named_beside_the_id(script: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (script.parent / "large.bin").write_bytes(bytes(2 * 10**6))
-    assert main(["submit", str(script)]) == 0
+@pytest.mark.parametrize("is_script", [True, False])
+def test_what_is_not_sent_is_named_beside_the_id(
+    script: Path, capsys: pytest.CaptureFixture[str], *, is_script: bool
+) -> None:
+    (script.parent / ".env").write_text("TOKEN=1")
+    (script.parent / "layers").symlink_to("/usr/lib")
+    assert main(["submit", str(script if is_script else script.parent)]) == 0
     captured = capsys.readouterr()
     assert captured.out == "new-1\n"
-    assert "not sent: large.bin (2 MB): use --data" in captured.err
+    assert captured.err.startswith("not sent: .env (hidden), layers/ (link out of the folder, to /usr/lib): jobs get ")
+    assert captured.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

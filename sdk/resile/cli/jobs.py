@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     from ..job_options import JobOptions, PackedJob
 
 app = typer.Typer(rich_markup_mode=None)
-MAX_NAMED = 10
-"""At most this many of the files that are not sent are named."""
 _FROM_NOW = re.compile(r"([0-9]{1,5})([mhd])")
 
 
@@ -132,9 +130,9 @@ def submit(
     resile wait $(resile submit train.py)                  submit, and wait until it ends
 
     A folder is uploaded whole. A script is uploaded with the Python files, packages (folders with an __init__.py) and
-    files of up to 1 MB beside and below it; the command lists what it leaves out. A script in a home directory is
-    uploaded alone. Hidden files, virtual environments, links to folders, and files that match .resileignore are not
-    uploaded. The limit is 50 MB and 5000 files: register data with `resile dataset`.
+    files of up to 1 MB beside and below it. A script in a home directory is uploaded alone. Hidden files, virtual
+    environments, and links to folders outside are not uploaded. One line lists what is left out, except for caches and
+    files that match .resileignore. The limit is 50 MB and 5000 files: register data with `resile dataset`.
     """
     from ..job_options import pack_job
 
@@ -159,8 +157,8 @@ def submit(
     given = cast("JobOptions", {option: value for option, value in options.items() if value is not None})
     with naming_flags():
         job = pack_job(path, args or (), **given)
-    if left_out := job.package.left_out:
-        typer.echo(f"not sent: {_named(left_out)}: use --data for what jobs read", err=True)
+    if warning := job.package.warning:
+        typer.echo(printable(warning), err=True)
     if check:
         _check(job, path)
 
@@ -189,11 +187,6 @@ def _check(job: "PackedJob", path: Path) -> None:
         typer.echo(line, err=True)
     if report.error:
         raise UsageError("not submitted: the script cannot train; see above")
-
-
-def _named(names: tuple[str, ...]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return printable(", ".join(names[:MAX_NAMED]) + more)
 
 
 def _numbers(text: str | None) -> tuple[int, ...] | None:

@@ -17,7 +17,8 @@ from resile_learner.messages import CodeCopy
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.folders import remove_tree
 
-from ..package import ENVIRONMENT_MARKS, MAX_BYTES, MAX_FOLDER_FILES, NEVER_PACKED, is_crowded
+from ..package import MAX_BYTES, MAX_FOLDER_FILES, is_crowded
+from ..project_files import ENVIRONMENT_MARKS, NEVER_PACKED
 from .runs import Journal, RunFolder
 from .settings import RunSettings
 

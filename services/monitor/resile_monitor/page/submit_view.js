@@ -5,7 +5,8 @@ import { h } from "./dom.js";
 import { count } from "./format.js";
 import { pack } from "./tar.js";
 
-const LEFT_OUT = /(^|\/)(\.[^/]*|__pycache__|node_modules|[^/]*\.egg-info)(\/|$)/;
+const LEFT_OUT = /^(?:.*?\/)??(?:\.[^/]*|__pycache__|node_modules|[^/]*\.egg-info)(?=\/|$)/;
+const MAX_NAMED = 5;
 
 export class SubmitView {
   title = "Submit a job";
@@ -56,9 +57,10 @@ export class SubmitView {
     const scripts = this.#files.map(({ path }) => path).filter((path) => path.endsWith(".py")).sort((a, b) => a.split("/").length - b.split("/").length || a.localeCompare(b));
     this.#script.replaceChildren(...scripts.map((path) => h("option", { value: path }, path)));
     const size = this.#files.reduce((sum, { file }) => sum + file.size, 0);
-    const omitted = files.length - sent.length;
+    const omitted = [...new Set(files.map(({ path }) => LEFT_OUT.exec(path)?.[0]).filter(Boolean))];
+    const named = omitted.slice(0, MAX_NAMED).join(", ") + (omitted.length > MAX_NAMED ? ` and ${omitted.length - MAX_NAMED} more` : "");
     this.#chosen.textContent = `${count(this.#files.length, "file")}, ${(size / 1024).toFixed(1)} KiB` +
-      (omitted ? `; ${count(omitted, "hidden or generated file")} left out` : "") + (scripts.length ? "" : "; none of them is a Python script");
+      (omitted.length ? `; not sent, as hidden or generated: ${named}` : "") + (scripts.length ? "" : "; none of them is a Python script");
   }
 
   async #send(event, live) {
@@ -104,8 +106,8 @@ function commonFolder(paths) {
 async function dropped(transfer) {
   const files = [];
   const visit = async (entry, path) => {
-    if (LEFT_OUT.test(path)) return;
-    if (entry.isFile) files.push({ path, file: await new Promise((resolve, reject) => entry.file(resolve, reject)) });
+    if (LEFT_OUT.test(path)) files.push({ path });
+    else if (entry.isFile) files.push({ path, file: await new Promise((resolve, reject) => entry.file(resolve, reject)) });
     else for (const child of await children(entry)) await visit(child, `${path}/${child.name}`);
   };
   const entries = [...transfer.items].map((item) => item.webkitGetAsEntry()).filter(Boolean);
