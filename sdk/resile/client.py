@@ -275,6 +275,10 @@ class AsyncClient:
         """Drain a host; at the deadline the workers left on it are ended, and their jobs recover."""
         await self._requests.post(f"hosts/{quote(host, safe='')}/drain", {"deadline_seconds": deadline_seconds})
 
+    async def undrain(self, host: str) -> None:
+        """Let a drained host take workers again; one that is not drained stays as it is."""
+        await self._requests.post(f"hosts/{quote(host, safe='')}/undrain", {})
+
     async def models(self) -> tuple[api.ModelView, ...]:
         """Return the models that completed jobs have left, the newest first."""
         return (await self._requests.get(api.ModelList, "models")).models

@@ -195,6 +195,10 @@ class SyncCalls:
         """Drain a host; at the deadline the workers left on it are ended, and their jobs recover."""
         self._run(self._client.drain(host, deadline_seconds=deadline_seconds))
 
+    def undrain(self, host: str) -> None:
+        """Let a drained host take workers again; one that is not drained stays as it is."""
+        self._run(self._client.undrain(host))
+
     def models(self) -> tuple[api.ModelView, ...]:
         """Return the models that completed jobs have left, the newest first."""
         return self._run(self._client.models())

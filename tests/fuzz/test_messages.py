@@ -14,14 +14,14 @@ from resile_learner.agent.events import MessageReceived
 from resile_learner.agent.events import Tick as AgentTick
 from resile_learner.messages import from_worker
 from resile_monitor.projection import Projection
-from resile_registry.core import DrainRequested, HeartbeatReceived, Registry
+from resile_registry.core import HeartbeatReceived, HostChangeRequested, Registry
 from resile_registry.core import Tick as RegistryTick
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.events import JobChangeRequested, JobSubmitted
 from resile_scheduler.core.events import Tick as SchedulerTick
 from resile_shared.bus.envelope import Malformed, decode, type_of
 from resile_shared.messages.allocations import Allocation
-from resile_shared.messages.commands import HostDrain, JobPause, JobPriority, JobResume, JobStop, JobSubmit
+from resile_shared.messages.commands import HostDrain, HostUndrain, JobPause, JobPriority, JobResume, JobStop, JobSubmit
 from resile_shared.messages.hosts import Heartbeat, HostGoodbye, HostHello, HostRecord
 from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.jobs import JobRecord
@@ -31,7 +31,7 @@ from .documents import ANYTHING, nearly
 from .fuzzing import fuzzed
 
 CHANGES = (JobPriority, JobStop, JobPause, JobResume)
-TO_REGISTRY = (HostHello, Heartbeat, HostGoodbye, HostDrain)
+TO_REGISTRY = (HostHello, Heartbeat, HostGoodbye, HostDrain, HostUndrain)
 TO_SCHEDULER = (HostRecord, Heartbeat, Report, JobSubmit, *CHANGES)
 TO_AGENT = (Allocation, HostRecord, Instruction)
 TO_MONITOR = (JobRecord, HostRecord, Heartbeat, Report)
@@ -72,8 +72,8 @@ def test_the_registry_handles_what_hosts_say(received: list[tuple[type[BaseModel
         match message:
             case Heartbeat():
                 event: Any = HeartbeatReceived(message.host, message.incarnation)
-            case HostDrain():
-                event = DrainRequested(f"command-{number}", message)
+            case HostDrain() | HostUndrain():
+                event = HostChangeRequested(f"command-{number}", message)
             case _:
                 event = message
         core.handle(event, now=float(number))

@@ -122,6 +122,7 @@ async def test_every_command_arrives_as_it_was_asked(monitors: Monitors, scene: 
         ("/v1/jobs/job-1/resume", {}),
         ("/v1/hosts/host-1/drain", {"deadline_seconds": 5}),
         ("/v1/hosts/host-1/drain", {"deadline_seconds": None}),
+        ("/v1/hosts/host-1/undrain", None),
     ):
         async with monitor.http.post(path, json=body) if body is not None else monitor.http.post(path) as answer:
             assert answer.status == 200, await answer.text()
@@ -134,6 +135,7 @@ async def test_every_command_arrives_as_it_was_asked(monitors: Monitors, scene: 
         ("job.resume", {"job_id": "job-1"}),
         ("host.drain", {"host_id": "host-1", "deadline_seconds": 5.0}),
         ("host.drain", {"host_id": "host-1", "deadline_seconds": None}),
+        ("host.undrain", {"host_id": "host-1"}),
     ]
 
 

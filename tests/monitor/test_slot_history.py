@@ -6,7 +6,7 @@ import pytest
 
 from resile_monitor.history import slot_history
 from resile_monitor.history.slot_history import JobHistory, PoolHistory, slots_held, slots_view
-from resile_shared.messages.hosts import HostDraining, HostJoined, Slot
+from resile_shared.messages.hosts import HostDraining, HostJoined, HostLost, Slot
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.pool import PolicyEvent
@@ -96,6 +96,16 @@ def test_a_host_that_is_draining_keeps_its_slots() -> None:
     pool.add(HostDraining(host="host-1", incarnation=1, time=at(2), reason="repair"), time=2000, sequence=2)
     assert (pool.slots.last, pool.hosts.last) == (2, 1)
     assert [mark.kind for mark in pool.marks] == ["joined", "draining"]
+
+
+def test_a_host_that_returns_while_it_is_drained_has_its_slots() -> None:
+    pool = PoolHistory()
+    slots = (Slot(index=0), Slot(index=1))
+    pool.add(HostJoined(host="host-1", incarnation=1, time=at(1), slots=slots), time=1000, sequence=1)
+    pool.add(HostLost(host="host-1", incarnation=1, time=at(2)), time=2000, sequence=2)
+    assert (pool.slots.last, pool.hosts.last) == (0, 0)
+    pool.add(HostDraining(host="host-1", incarnation=2, time=at(3), slots=slots), time=3000, sequence=3)
+    assert (pool.slots.last, pool.hosts.last) == (2, 1)
 
 
 def test_a_view_shows_the_jobs_with_the_most_slots_and_the_newest_marks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,18 +2,19 @@
 
 from dataclasses import dataclass, field
 from datetime import datetime
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from resile_registry.core import (
     Announcement,
     Command,
-    DrainRequested,
     Event,
     HeartbeatReceived,
+    HostChangeRequested,
     HostsLoaded,
     Publish,
     Registry,
@@ -22,7 +23,7 @@ from resile_registry.core import (
     StoreHost,
     Tick,
 )
-from resile_shared.messages.commands import Accepted, HostDrain, Refused
+from resile_shared.messages.commands import Accepted, HostDrain, HostUndrain, Refused
 from resile_shared.messages.hosts import HostGoodbye, HostHello, HostRecord, HostState, Slot
 from resile_shared.version import VERSION
 
@@ -240,8 +241,9 @@ def test_a_change_of_slots_is_told() -> None:
 def test_a_drain_happens_once_and_is_answered_every_time() -> None:
     bench = Bench()
     bench.tell(hello("host-1"))
-    drain = DrainRequested("c1", HostDrain(host_id="host-1", deadline_seconds=30.0))
+    drain = HostChangeRequested("c1", HostDrain(host_id="host-1", deadline_seconds=30.0))
     assert bench.tell(drain)[-1] == Reply("c1", Accepted())
+    bench.tell(HostGoodbye(host="host-1", incarnation=1))
     bench.tell(hello("host-1", 2))
     assert bench.tell(drain) == [Reply("c1", Accepted())], "the same request does not drain the host that came back"
     assert bench.published.count(("HostDraining", "host-1", 1)) == 1
@@ -250,7 +252,7 @@ def test_a_drain_happens_once_and_is_answered_every_time() -> None:
 
 def test_a_drain_of_nobody_is_refused_with_a_reason() -> None:
     bench = Bench()
-    [reply] = bench.tell(DrainRequested("c1", HostDrain(host_id="host-9")))
+    [reply] = bench.tell(HostChangeRequested("c1", HostDrain(host_id="host-9")))
     assert isinstance(reply, Reply)
     assert isinstance(reply.answer, Refused)
     assert "there is no host host-9" in reply.answer.reason
@@ -259,9 +261,112 @@ def test_a_drain_of_nobody_is_refused_with_a_reason() -> None:
 def test_a_draining_host_that_goes_silent_is_lost() -> None:
     bench = Bench()
     bench.tell(hello("host-1"))
-    bench.tell(DrainRequested("c1", HostDrain(host_id="host-1")))
+    bench.tell(HostChangeRequested("c1", HostDrain(host_id="host-1")))
     bench.listen(DETECTION + TICK)
     assert bench.stored["host-1"].state is HostState.LOST
+
+
+def drain(bench: Bench, command: str, **options: Any) -> Accepted | Refused:
+    return answer_of(bench.tell(HostChangeRequested(command, HostDrain(host_id="host-1", **options))))
+
+
+def undrain(bench: Bench, command: str) -> Accepted | Refused:
+    return answer_of(bench.tell(HostChangeRequested(command, HostUndrain(host_id="host-1"))))
+
+
+def answer_of(commands: list[Command]) -> Accepted | Refused:
+    reply = commands[-1]
+    assert isinstance(reply, Reply)
+    return reply.answer
+
+
+def test_a_host_that_is_undrained_takes_workers_again() -> None:
+    bench = Bench()
+    bench.tell(hello("host-1"))
+    drain(bench, "c1", deadline_seconds=30.0)
+    bench.now += 1.0
+    assert undrain(bench, "c2") == Accepted()
+    record = bench.stored["host-1"]
+    assert (record.state, record.reason, record.drain_deadline) == (HostState.UP, "no longer drained", None)
+    bench.now += 1.0
+    assert undrain(bench, "c3") == Accepted(), "there is nothing left to do"
+    assert [kind for kind, _, _ in bench.published] == ["HostJoined", "HostDraining", "HostJoined"]
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_hello_that_arrives_again_neither_ends_a_drain_nor_begins_one_again(*, restarts: bool) -> None:
+    bench = Bench()
+    bench.tell(hello("host-1"))
+    for number, (change, state) in enumerate([(drain, HostState.DRAINING), (undrain, HostState.UP)]):
+        change(bench, f"c{number}")
+        if restarts:
+            bench.restart()
+        num_published = len(bench.published)
+        assert bench.tell(hello("host-1")) == []
+        assert bench.stored["host-1"].state is state
+        assert len(bench.published) == num_published
+
+
+def test_a_request_has_its_effect_once_though_the_registry_restarts() -> None:
+    bench = Bench()
+    bench.tell(hello("host-1"))
+    drain(bench, "c1")
+    drain(bench, "c2")  # changes nothing
+    undrain(bench, "c3")
+    bench.restart()
+    for command in ("c1", "c2"):
+        assert drain(bench, command) == Accepted()
+    assert bench.stored["host-1"].state is HostState.UP
+    drain(bench, "c4")
+    bench.restart()
+    assert undrain(bench, "c3") == Accepted()
+    assert bench.stored["host-1"].state is HostState.DRAINING
+
+
+def test_a_drained_host_that_is_lost_can_be_undrained_and_one_that_is_only_lost_cannot() -> None:
+    bench = Bench()
+    bench.tell(hello("host-1"))
+    drain(bench, "c1")
+    bench.listen(DETECTION + TICK)
+    assert undrain(bench, "c2") == Accepted()
+    answer = undrain(bench, "c3")
+    assert isinstance(answer, Refused)
+    assert answer.reason == "host host-1 is lost and runs no workers: there is nothing to undrain"
+    bench.tell(hello("host-1", 2))
+    assert bench.stored["host-1"].state is HostState.UP
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(["hello", "again", "leaves", "silent", "drain", "undrain", "restart"]), max_size=20))
+def test_a_host_that_is_there_is_drained_from_a_drain_to_its_end(steps: list[str]) -> None:
+    bench = Bench()
+    incarnation, is_here, is_drained = 0, False, False
+    for number, step in enumerate(["hello", *steps]):
+        bench.now += 1.0
+        match step:
+            case "hello":
+                incarnation, is_here = incarnation + 1, True
+                bench.tell(hello("host-1", incarnation))
+            case "again":
+                assert bench.tell(hello("host-1", incarnation)) == []
+            case "leaves":
+                is_drained, is_here = is_drained and not is_here, False
+                bench.tell(HostGoodbye(host="host-1", incarnation=incarnation))
+            case "silent":
+                is_here = False
+                bench.listen(DETECTION + 2 * TICK)
+            case "drain":
+                is_accepted = isinstance(drain(bench, f"c{number}"), Accepted)
+                assert is_accepted == is_here
+                is_drained = is_drained or is_here
+            case "undrain":
+                is_accepted = isinstance(undrain(bench, f"c{number}"), Accepted)
+                assert is_accepted == (is_here or is_drained)
+                is_drained = False
+            case "restart":
+                bench.restart()
+        expected = {HostState.DRAINING if is_drained else HostState.UP} if is_here else {HostState.LOST, HostState.LEFT}
+        assert bench.stored["host-1"].state in expected
 
 
 def test_a_host_that_is_gone_for_long_is_forgotten_and_may_come_back_as_a_new_one() -> None:

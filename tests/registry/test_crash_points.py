@@ -8,21 +8,21 @@ import pytest
 
 from resile_shared.bus.nats_server import NatsServer
 from resile_shared.bus.subjects import HOSTS
-from resile_shared.messages.commands import Accepted, HostDrain
+from resile_shared.messages.commands import Accepted, HostDrain, HostUndrain
 from resile_shared.messages.hosts import HostState
 from resile_testing.crash_points import CrashableService, Forker, Outcome, crash_at
 from resile_testing.crashable import Point
 from resile_testing.fixtures import Pool
 from resile_testing.waiting import until
 
-from .test_service import DRAIN, House
+from .test_service import DRAIN, UNDRAIN, House
 
 NUM_SAMPLED = 6
 SECONDS = 60.0
 
 
 async def play(forker: Forker, folder: Path, fatal: Point | None) -> Outcome:
-    """Three hosts come; one drains, one leaves, one falls silent and returns."""
+    """Three hosts come; one is drained and undrained, one leaves, one falls silent and returns."""
     async with AsyncExitStack() as stack:
         server = NatsServer(folder / "bus")
         await server.start()
@@ -47,6 +47,7 @@ async def act(house: House) -> None:
     entry = await house.bus.bucket(HOSTS).get("host-2")
     assert entry is not None
     assert entry.value.state is HostState.DRAINING, "it is stored before the answer is sent"
+    assert await house.publisher.ask(UNDRAIN, HostUndrain(host_id="host-2"), message_id="undrain") == Accepted()
     await leaving.goodbye()
     await falling.vanish()
     await until(lambda: (house.state("host-1"), house.state("host-3")) == (("left", 1), ("lost", 1)))

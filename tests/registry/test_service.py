@@ -16,7 +16,7 @@ from resile_shared.bus.client import Bus
 from resile_shared.bus.envelope import Received, headers_for
 from resile_shared.bus.subjects import DEAD_LETTERS, EVENTS, HOST_EVENTS, HOSTS
 from resile_shared.errors import UsageError
-from resile_shared.messages.commands import Accepted, HostDrain, Refused
+from resile_shared.messages.commands import Accepted, HostDrain, HostUndrain, Refused
 from resile_shared.messages.deadletters import DeadLetter
 from resile_shared.messages.hosts import HostEvent, HostRecord
 from resile_shared.service import ServiceContext
@@ -32,6 +32,7 @@ from ..shared.examples import hello
 PATIENT = "4.0"
 """Detection seconds of a registry that stays at work while this process, with its agents, may have to wait."""
 DRAIN = subjects.command("host", "drain")
+UNDRAIN = subjects.command("host", "undrain")
 
 
 class House:
@@ -169,6 +170,23 @@ async def test_a_drain_is_stored_before_its_answer_and_has_its_effect_once(house
         assert isinstance(answer, Refused)
         await until(lambda: ("host-1", "draining", 1) in house.announced)
         assert len(house.announced) == 2
+
+
+async def test_a_drain_and_its_end_outlive_the_registry_and_the_agent(house: House) -> None:
+    async with registry(house.pool):
+        agent = await house.agent()
+        await until(lambda: house.state() == ("up", 1))
+        assert await house.publisher.ask(DRAIN, HostDrain(host_id="host-1")) == Accepted()
+    await agent.vanish()
+    async with registry(house.pool):
+        agent = await house.agent(incarnation=2)
+        await until(lambda: house.state() == ("draining", 2))
+        assert await house.publisher.ask(UNDRAIN, HostUndrain(host_id="host-1")) == Accepted()
+        await until(lambda: house.state() == ("up", 2))
+    await agent.vanish()
+    async with registry(house.pool):
+        await house.agent(incarnation=3)
+        await until(lambda: house.state() == ("up", 3))
 
 
 async def test_a_registry_that_is_killed_and_started_again_loses_nobody(house: House) -> None:

@@ -1030,6 +1030,11 @@ class AnyOrder(RuleBasedStateMachine):
         if self.sim.hosts[host].state not in (HostState.UP, HostState.DRAINING):
             self.add_host(host)
 
+    @rule(host=st.sampled_from(["host-2", "host-3"]))
+    def a_host_is_undrained(self, host: str) -> None:
+        if self.sim.hosts[host].state is HostState.DRAINING:
+            self.sim.change_host(host, HostState.UP)
+
     @rule()
     def the_scheduler_restarts(self) -> None:
         self.sim.restart_scheduler()

@@ -273,6 +273,30 @@ def test_a_batch_that_changes_alone_costs_nothing() -> None:
     assert pauses == [0.0, 0.0]
 
 
+def test_jobs_that_wait_for_drained_hosts_say_so_and_train_once_these_are_undrained() -> None:
+    sim = two_hosts()
+    checker = Checker(sim)
+    submissions = [Submission(0, "job-1", spec(), Sharded(300)), Submission(0, "job-2", spec(least=6), Sharded(300))]
+    sim.submit([*submissions, Submission(0, "job-3", spec(group="gpu=h200"), Sharded(300))])
+    sim.run(until=3, watch=checker.check)
+    for host in ("host-1", "host-2"):
+        sim.change_host(host, HostState.DRAINING)
+    sim.run(until=6, watch=checker.check)
+    both = "host-1 and host-2 are drained"
+    expected = {"job-1": f"waiting for a slot: {both}", "job-2": f"waiting for 6 slots: {both}"}
+    reasons = sim.scheduler.explain()
+    assert {job: reasons[job] for job in expected} == expected
+    assert "drained" not in reasons["job-3"]
+    assert sim.records["job-1"].state is JobState.QUEUED
+    sim.change_host("host-1", HostState.UP)
+    assert sim.scheduler.explain()["job-2"] == "waiting for 6 slots: host-2 is drained"
+    sim.run(until=9, watch=checker.check)
+    assert sim.records["job-1"].state is JobState.RUNNING
+    sim.change_host("host-2", HostState.UP)
+    sim.run(watch=checker.check)
+    assert [sim.records[job].state for job in ("job-1", "job-2")] == [JobState.COMPLETED] * 2
+
+
 @pytest.mark.parametrize("bits", ["same bits", "fast"])
 def test_a_job_continues_on_the_class_on_which_it_trained_unless_bits_do_not_matter(bits: str) -> None:
     sim = SimulatedPool()
@@ -287,6 +311,9 @@ def test_a_job_continues_on_the_class_on_which_it_trained_unless_bits_do_not_mat
         assert sim.records["job-1"].state is JobState.RUNNING
         return
     sim.restart_scheduler()
+    drained = "waiting for a slot: host-1 is drained; hosts of another class give other bits"
+    assert sim.scheduler.explain()["job-1"] == drained
+    sim.change_host("host-1", HostState.LOST)
     assert sim.scheduler.explain()["job-1"] == (
         "waiting for a host of the class on which it trained, cpu-a: another one gives other bits"
     )

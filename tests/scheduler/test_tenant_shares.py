@@ -7,6 +7,7 @@ from resile_scheduler.simulation.simulated_pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.commands import Accepted, Refused, TenantDelete, TenantSet
+from resile_shared.messages.hosts import HostState
 from resile_shared.messages.pool import MAX_TENANTS, TenantShare, TenantsRecord
 
 from .checks import Checker
@@ -89,6 +90,15 @@ def test_a_change_is_stored_before_it_is_answered_and_takes_effect_once() -> Non
     pool.scheduler = Scheduler(epoch=2, policies=POLICIES)
     pool.tell(StateRestored(hosts=tuple(pool.hosts.values()), tenants=record))
     assert stored(pool.tell_once(first)) == []
+
+
+def test_a_quota_counts_the_slots_of_drained_hosts() -> None:
+    pool = bench()
+    pool.host("host-1", 8, state=HostState.DRAINING)
+    assert answer(pool.tell_once(configure(1, "a", quota=5))) == Accepted()
+    refused = answer(pool.tell_once(configure(2, "a", quota=9)))
+    assert isinstance(refused, Refused)
+    assert "it has 8 slots" in refused.reason
 
 
 def test_quotas_that_exceed_the_pool_are_refused_and_change_nothing() -> None:

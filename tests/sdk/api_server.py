@@ -172,6 +172,7 @@ class ApiServer:
                 web.put("/v1/tenants/{tenant}", self._tenants),
                 web.delete("/v1/tenants/{tenant}", self._tenants),
                 web.post("/v1/hosts/{host}/drain", self._change),
+                web.post("/v1/hosts/{host}/undrain", self._change),
                 web.post("/v1/hosts/{host}/join", self._join),
                 web.post("/v1/packages", self._package),
                 web.get("/v1/datasets/{dataset}", self._dataset),

@@ -170,6 +170,7 @@ def test_a_job_as_json_has_the_fields_that_programs_count_on(capsys: pytest.Capt
         (["pause", "digits-1"], ["digits-1 is pausing"]),
         (["resume", "digits-1"], ["digits-1 is resuming"]),
         (["drain", "host-1", "--deadline", "5"], ["host-1 is draining"]),
+        (["undrain", "host-1"], ["host-1 is not drained"]),
     ],
 )
 @pytest.mark.usefixtures("api_server")
@@ -188,10 +189,12 @@ def test_changes_are_sent_as_the_api_wants_them(api_server: ApiServer) -> None:
     assert main(["priority", "digits-1", "7000"]) == 0
     assert main(["stop", "digits-1", "--reason", "enough"]) == 0
     assert main(["drain", "host-1", "--deadline", "5"]) == 0
+    assert main(["undrain", "host-1"]) == 0
     assert api_server.asked == [
         ("/v1/jobs/digits-1/priority", {"priority": 7000}),
         ("/v1/jobs/digits-1/stop", {"reason": "enough"}),
         ("/v1/hosts/host-1/drain", {"deadline_seconds": 5.0}),
+        ("/v1/hosts/host-1/undrain", {}),
     ]
 
 

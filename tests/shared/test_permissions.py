@@ -30,6 +30,7 @@ SUBJECTS = {
     "resile.command.job.submit": {"monitor"},
     "resile.command.job.delete": {"monitor"},
     "resile.command.host.drain": {"monitor", "publisher"},
+    "resile.command.host.undrain": {"monitor", "publisher"},
     "resile.command.pool.suspend": {"monitor"},
     "resile.command.tenant.set": {"monitor"},
     "resile.query.jobs.explain": {"monitor"},

@@ -124,7 +124,7 @@ def test_a_job_that_no_host_can_run_is_accepted_with_a_warning(
     assert pool.run("stop", job).status == 0
 
 
-def test_a_drained_host_hands_its_job_over_and_takes_others_when_it_is_back(
+def test_a_drained_host_hands_its_job_over_and_takes_others_when_it_is_undrained(
     pool: UpPool, train: Path, undisturbed: str, until: Callable[..., None]
 ) -> None:
     def state(host: str) -> str:
@@ -139,7 +139,9 @@ def test_a_drained_host_hands_its_job_over_and_takes_others_when_it_is_back(
     assert state(host) == "draining"
     assert pool.completed(job)["params_sha256"] == undisturbed
     pool.service(f"hosts/{host}").kill()
-    until(lambda: state(host) == "up")
+    until(lambda: pool.run("hosts").out.count("still drained") == 1)
+    assert pool.run("undrain", host).status == 0
+    assert state(host) == "up"
     until(lambda: not pool.zombies())
 
 

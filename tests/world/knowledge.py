@@ -54,11 +54,11 @@ class Knowledge:
         self.differences.update(dict.fromkeys(lasting, float("inf")))
         return lasting
 
-    def is_drained(self, host: str) -> bool:
-        """Whether the leader gives no slots of ``host`` away, since somebody drains it."""
+    def state_of(self, host: str) -> HostState | None:
+        """Return the state of ``host`` as the leader knows it; None if there is no leader, or it does not know it."""
         leader = self._leader()
         known = leader._pool.hosts.get(host) if leader else None
-        return known is not None and known.record.state in (HostState.DRAINING, HostState.LEFT)
+        return known.record.state if known else None
 
     def remaining(self) -> list[str]:
         """Return what should be gone some time after the end of all jobs."""

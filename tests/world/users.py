@@ -14,6 +14,7 @@ from resile_shared.bus.subjects import JOBS, LEASE, LEASE_KEY
 from resile_shared.messages.commands import (
     Accepted,
     HostDrain,
+    HostUndrain,
     JobPause,
     JobPriority,
     JobResume,
@@ -105,6 +106,10 @@ class Users:
                 tenant, quota = tenants[action.target % len(tenants)], action.target % sum(self._plan.slots)
                 self._ask("tenant.set", TenantSet(tenant_id=tenant, weight=action.target % 5 + 1, quota=quota))
 
+    def undrain(self, host: str) -> None:
+        """Let a host take workers again."""
+        self._ask("host.undrain", HostUndrain(host_id=host))
+
     def begin_calm(self) -> None:
         """Watch the jobs from now on, and resume those that are paused."""
         self._process.spawn(self._resume_all())
@@ -162,7 +167,11 @@ class Users:
         if self._bus is None:
             return None
         answer = await self._bus.ask(subjects.command(*what.split(".")), request, message_id=message_id)
-        if isinstance(answer, Refused) and answer.code == "unknown" and not isinstance(request, HostDrain):
+        if (
+            isinstance(answer, Refused)
+            and answer.code == "unknown"
+            and not isinstance(request, HostDrain | HostUndrain)
+        ):
             self.refused.append(f"{message_id}, {request}: {answer.reason}")
         return answer
 

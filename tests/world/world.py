@@ -12,6 +12,7 @@ from resile_learner import devices
 from resile_learner.agent.host_devices import TorchDevices
 from resile_learner.messages import WorkerConfig
 from resile_shared.bus.subjects import ALLOCATIONS, JOBS
+from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import JobEvent
 
 from .checks import Checks
@@ -187,10 +188,13 @@ class World:
         self._compare()
 
     def _offer_hosts(self) -> None:
-        """Start the agents of drained hosts again, so that they offer their hosts again."""
+        """Undrain drained hosts, and start the agents of those again that have left."""
         for name in sorted(self.users.drained):
-            if self.knowledge.is_drained(name):
-                self.hosts[name].crash()
+            match self.knowledge.state_of(name):
+                case HostState.DRAINING:
+                    self.users.undrain(name)
+                case HostState.LEFT:
+                    self.hosts[name].crash()
         self.loop.call_later(OFFER_SECONDS, self._offer_hosts)
 
     @property

@@ -86,8 +86,7 @@ def _is_without(members: frozenset[int] | None, victims: frozenset[int]) -> bool
 
 def is_host_recovered(host: HostView, injected: InjectedAttack) -> bool:
     """Whether a host that was hit is up again."""
-    is_restarted = injected.attack.kind.kills or injected.attack.kind is AttackKind.DRAIN
-    needed = injected.incarnation + is_restarted
+    needed = injected.incarnation + injected.attack.kind.kills
     return host.state is HostState.UP and host.incarnation >= needed
 
 

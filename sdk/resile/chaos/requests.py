@@ -5,8 +5,6 @@ Each must have its effect, whatever else is attacked meanwhile.
 
 import asyncio
 import contextlib
-import os
-import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -88,10 +86,13 @@ class Requests:
         return effect
 
     async def _return(self, host: str) -> None:
-        """Have a drained host come back: its agent is killed, and restarted."""
-        if agent := self._injector.processes.hosts().get(host):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(agent, signal.SIGKILL)
+        """Have a drained host come back: it is undrained as soon as the pool answers."""
+
+        async def is_asked() -> bool:
+            await self._client.undrain(host)
+            return True
+
+        await self._until(is_asked)
 
     async def _set_priority(self, attack: Attack) -> float | None:
         job = attack.target.job

@@ -43,10 +43,23 @@ async def drain(
     """Drain a host: it gets no new workers, and its jobs leave it at an iteration boundary.
 
     The jobs continue on other hosts, or wait for free slots. At the deadline the workers left on the host are ended,
-    and their jobs recover. The host takes workers again when its agent restarts.
+    and their jobs recover. The host takes workers again after `resile undrain`, or when it has left and returns.
     """
     await client.drain(host, deadline_seconds=deadline)
     return {"host_id": host}, [f"{host} is draining"]
+
+
+@pool_command(app, short_help="Let a drained host take workers again.")
+async def undrain(
+    client: "AsyncClient",
+    host: Annotated[str, typer.Argument(metavar="HOST", help="Name of the host, as in `resile hosts`.")],
+) -> Answer:
+    """Let a drained host take workers again; a host that is not drained stays as it is.
+
+    Workers that have not left the host yet may stay.
+    """
+    await client.undrain(host)
+    return {"host_id": host}, [f"{host} is not drained"]
 
 
 @pool_command(app, short_help="Print the address of the pool's page, with the token.")

@@ -29,7 +29,7 @@ SECTIONS = {
     "Train": ("run", "check", "demo"),
     "Jobs": ("submit", "jobs", "job", "wait", "top", "pause", "resume", "priority", "stop", "delete"),
     "What a job did": ("logs", "events", "trace", "model", "models", "output", "ledger", "usage"),
-    "Pool": ("up", "host", "hosts", "drain", "page", "policy", "tenant", "dataset"),
+    "Pool": ("up", "host", "hosts", "drain", "undrain", "page", "policy", "tenant", "dataset"),
     "Operate and integrate": ("simulate", "chaos", "publish", "webhook"),
 }
 """The commands, as `resile --help` lists them."""

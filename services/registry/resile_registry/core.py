@@ -8,6 +8,8 @@ Events go in through `Registry.handle`, commands come out; the service carries t
   the ticks and stops between two ticks that are far apart, so whatever delays a tick (the registry was frozen, or NATS
   was disconnected: the service sends ticks only while it is connected) extends every deadline by the same time.
 - After a restart the registry knows no deadlines. It gives each host ``detection_seconds`` from its start.
+- A drain lasts until it is undone, or until the host leaves. An agent that is killed or restarts does not end it, nor
+  does a hello that arrives again. The record names the newest requests, so that none has its effect twice.
 - A record stored just before the registry exited may not have been published: the next one publishes it again, and the
   bus drops duplicates.
 - A host of another version of Resile counts as left: one that is present when a registry starts, and one that says
@@ -17,12 +19,13 @@ Events go in through `Registry.handle`, commands come out; the service carries t
   heartbeats is the order of their deadlines.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from resile_shared.messages.commands import Accepted, HostDrain, Refused
+from resile_shared.messages.commands import Accepted, HostDrain, HostUndrain, Refused
 from resile_shared.messages.hosts import (
+    MAX_HOST_COMMANDS,
     HostDraining,
     HostGoodbye,
     HostHello,
@@ -58,11 +61,11 @@ class HeartbeatReceived:
 
 
 @dataclass(frozen=True)
-class DrainRequested:
-    """A client requests a drain; ``command`` is the id of the request."""
+class HostChangeRequested:
+    """A client requests a drain, or its end; ``command`` is the id of the request."""
 
     command: str
-    drain: HostDrain
+    request: HostDrain | HostUndrain
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,7 @@ class Tick:
     """Time passes while NATS is connected. Due every ``tick_seconds``."""
 
 
-Event = HostsLoaded | HostHello | HeartbeatReceived | HostGoodbye | DrainRequested | Tick
+Event = HostsLoaded | HostHello | HeartbeatReceived | HostGoodbye | HostChangeRequested | Tick
 Announcement = HostJoined | HostDraining | HostLost | HostLeft
 
 
@@ -141,8 +144,8 @@ class Registry:
                 if not self._is_current(host, incarnation):
                     return []
                 return self._gone(host, HostState.LEFT, reason or "said goodbye", now)
-            case DrainRequested(command, drain):
-                return self._drain(command, drain, now)
+            case HostChangeRequested(command, request):
+                return self._change_once(command, request, now)
             case Tick():
                 return self._tick(now)
 
@@ -181,6 +184,7 @@ class Registry:
     def _restore(self, hosts: Iterable[HostRecord], now: float) -> list[Command]:
         for record in hosts:
             self.hosts[record.host] = record
+            self._answers.update(dict.fromkeys(record.applied_commands, Accepted()))
             if record.state in (HostState.UP, HostState.DRAINING):
                 self._record_message(record.host, now)
         recent = at(now - ANNOUNCE_AGAIN_SECONDS)
@@ -205,8 +209,19 @@ class Registry:
         lost: list[Command] = []
         if hello.host in self._last_heard:
             lost = self._gone(hello.host, HostState.LOST, "its agent restarted", now)
+        return [*lost, *self._change(self._registered(hello, now), now)]
+
+    def _registered(self, hello: HostHello, now: float) -> HostRecord:
+        """Return the record of a new incarnation; a drain of the one before goes on."""
         record = HostRecord(**hello.model_dump(), state=HostState.UP, since=at(now), reason="registered")
-        return [*lost, *self._change(record, now)]
+        known = self.hosts.get(hello.host)
+        if known is None:
+            return record
+        change: dict[str, Any] = {"applied_commands": known.applied_commands}
+        if known.is_drained:
+            change |= {"is_drained": True, "drain_deadline": known.drain_deadline}
+            change |= {"state": HostState.DRAINING, "reason": "registered, still drained"}
+        return record.model_copy(update=change)
 
     def _refuse(self, hello: HostHello, now: float) -> list[Command]:
         """Store why a host of another version does not join: only once, however often its agent restarts."""
@@ -235,7 +250,10 @@ class Registry:
 
     def _gone(self, host: str, state: HostState, reason: str, now: float) -> list[Command]:
         del self._last_heard[host]
-        return self._store(self.hosts[host].model_copy(update={"state": state, "since": at(now), "reason": reason}))
+        change: dict[str, Any] = {"state": state, "since": at(now), "reason": reason}
+        if state is HostState.LEFT:
+            change |= _UNDRAINED
+        return self._store(self.hosts[host].model_copy(update=change))
 
     def _store(self, record: HostRecord) -> list[Command]:
         self.hosts[record.host] = record
@@ -243,33 +261,45 @@ class Registry:
 
     # drain
 
-    def _drain(self, command: str, drain: HostDrain, now: float) -> list[Command]:
+    def _change_once(self, command: str, request: HostDrain | HostUndrain, now: float) -> list[Command]:
+        """Carry out a request, unless it was; answer it every time."""
         if command in self._answers:
             return [Reply(command, self._answers[command])]
-        changes: list[Command] = []
-        if drain.host_id in self._last_heard:
-            answer: Accepted | Refused = Accepted()
-            changes = self._start_drain(drain, now)
-        elif drain.host_id in self.hosts:
-            state = self.hosts[drain.host_id].state.value
-            answer = Refused(
-                code="conflict",
-                reason=f"host {drain.host_id} is {state} and runs no workers: there is nothing to drain",
-            )
-        else:
-            answer = Refused(code="unknown", reason=f"there is no host {drain.host_id}: `resile hosts` lists them")
+        answer, changes = self._answer(command, request, now)
         self._answers[command] = answer
         if len(self._answers) > REMEMBERED_COMMANDS:
             del self._answers[next(iter(self._answers))]
         return [*changes, Reply(command, answer)]
 
-    def _start_drain(self, drain: HostDrain, now: float) -> list[Command]:
-        deadline = None if drain.deadline_seconds is None else at(now + drain.deadline_seconds)
-        known = self.hosts[drain.host_id]
-        if known.state is HostState.DRAINING and known.drain_deadline == deadline:
-            return []
-        change = {"state": HostState.DRAINING, "since": at(now), "reason": "drain requested"}
-        return self._store(known.model_copy(update={**change, "drain_deadline": deadline}))
+    def _answer(
+        self, command: str, request: HostDrain | HostUndrain, now: float
+    ) -> tuple[Accepted | Refused, list[Command]]:
+        host = request.host_id
+        known = self.hosts.get(host)
+        if known is None:
+            return Refused(code="unknown", reason=f"there is no host {host}: `resile hosts` lists them"), []
+        if host not in self._last_heard and (isinstance(request, HostDrain) or not known.is_drained):
+            verb = "drain" if isinstance(request, HostDrain) else "undrain"
+            reason = f"host {host} is {known.state.value} and runs no workers: there is nothing to {verb}"
+            return Refused(code="conflict", reason=reason), []
+        change = _drained(request, now) if isinstance(request, HostDrain) else _UNDRAINED
+        is_new = any(getattr(known, name) != value for name, value in change.items())
+        applied = (*known.applied_commands, command)[-MAX_HOST_COMMANDS:]
+        record = known.model_copy(update={**change, "applied_commands": applied})
+        if not is_new or host not in self._last_heard:
+            self.hosts[host] = record
+            return Accepted(), [StoreHost(record)]
+        state = HostState.DRAINING if record.is_drained else HostState.UP
+        reason = "drain requested" if record.is_drained else "no longer drained"
+        return Accepted(), self._store(record.model_copy(update={"state": state, "since": at(now), "reason": reason}))
+
+
+_UNDRAINED: Mapping[str, Any] = {"is_drained": False, "drain_deadline": None}
+
+
+def _drained(drain: HostDrain, now: float) -> Mapping[str, Any]:
+    deadline = None if drain.deadline_seconds is None else at(now + drain.deadline_seconds)
+    return {"is_drained": True, "drain_deadline": deadline}
 
 
 def _announcement(record: HostRecord) -> Announcement:
@@ -280,7 +310,7 @@ def _announcement(record: HostRecord) -> Announcement:
         case HostState.UP:
             return HostJoined(**fields, slots=record.slots, labels=record.labels)
         case HostState.DRAINING:
-            return HostDraining(**fields, deadline=record.drain_deadline)
+            return HostDraining(**fields, slots=record.slots, labels=record.labels, deadline=record.drain_deadline)
         case HostState.LOST:
             return HostLost(**fields)
         case HostState.LEFT:

@@ -25,7 +25,7 @@ from resile_shared.bus.catalogue import model_of
 from resile_shared.bus.envelope import Received, type_of
 from resile_shared.bus.subjects import EVENTS, GOODBYES, HELLOS, HOSTS
 from resile_shared.clock import SteadyClock
-from resile_shared.messages.commands import Accepted, HostDrain, Refused
+from resile_shared.messages.commands import Accepted, HostDrain, HostUndrain, Refused
 from resile_shared.messages.hosts import (
     Heartbeat,
     HostDraining,
@@ -46,9 +46,9 @@ from resile_shared.telemetry.traces import resumed, traced
 from .core import (
     Announcement,
     Command,
-    DrainRequested,
     Event,
     HeartbeatReceived,
+    HostChangeRequested,
     HostsLoaded,
     Publish,
     Registry,
@@ -178,11 +178,11 @@ class _Service:
         return False
 
     async def _on_command(self, received: Received[BaseModel]) -> Accepted | Refused:
-        assert isinstance(received.message, HostDrain)
+        assert isinstance(received.message, HostDrain | HostUndrain)
         answer: asyncio.Future[Accepted | Refused] = asyncio.get_running_loop().create_future()
         self._answers[received.id] = answer
         try:
-            self._handle(DrainRequested(received.id, received.message), about=received.message.host_id)
+            self._handle(HostChangeRequested(received.id, received.message), about=received.message.host_id)
             return await answer
         finally:
             del self._answers[received.id]

@@ -23,6 +23,7 @@ COMMANDS: Mapping[str, type[BaseModel]] = {
     "job.resume": commands.JobResume,
     "job.delete": commands.JobDelete,
     "host.drain": commands.HostDrain,
+    "host.undrain": commands.HostUndrain,
     "pool.policy": commands.PoolPolicy,
     "pool.suspend": commands.PoolSuspend,
     "tenant.set": commands.TenantSet,

@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from ..errors import ResileError, UsageError
 from ..messages.message import Message
 
-PUBLISHER_COMMANDS = ("host.drain", "job.pause", "job.priority", "job.resume", "job.stop")
+PUBLISHER_COMMANDS = ("host.drain", "host.undrain", "job.pause", "job.priority", "job.resume", "job.stop")
 """What the account `publisher` may send (docs/events.md)."""
 
 

@@ -86,7 +86,10 @@ class JobDelete(Message):
 
 
 class HostDrain(Message):
-    """``host.drain``: jobs leave the host at an iteration boundary; it gets no new workers."""
+    """``host.drain``: jobs leave the host at an iteration boundary; it gets no new workers.
+
+    It stays so until `HostUndrain`, or until the host leaves: an agent that is killed does not end a drain.
+    """
 
     host_id: Id
     deadline_seconds: float | None = Field(
@@ -95,6 +98,12 @@ class HostDrain(Message):
         le=MAX_SECONDS,
         description="after this time the remaining workers are ended and their jobs recover; null: never",
     )
+
+
+class HostUndrain(Message):
+    """``host.undrain``: the host takes workers again; one that is lost takes them when it is back."""
+
+    host_id: Id
 
 
 class Accepted(Message):

@@ -12,6 +12,7 @@ from pydantic import Field
 from .message import (
     MAX_INTEGER,
     MAX_SLOTS,
+    CommandId,
     Count,
     Details,
     HostAddress,
@@ -28,6 +29,7 @@ from .message import (
 
 MAX_SLOTS_OF_HOST = 1024
 MAX_CORES = 1024
+MAX_HOST_COMMANDS = 16
 Core = Annotated[int, Field(ge=0, lt=65536)]
 Labels = Annotated[
     dict[Annotated[Line, Field(max_length=100)], Annotated[Line, Field(max_length=200)]], Field(max_length=100)
@@ -202,7 +204,13 @@ class HostRecord(Message):
     version: Version = ""
     since: Time = Field(description="when the state was entered")
     reason: Text = ""
+    is_drained: bool = Field(default=False, description="whether this incarnation and the next ones take no workers")
     drain_deadline: Time | None = None
+    applied_commands: tuple[CommandId, ...] = Field(
+        default=(),
+        max_length=MAX_HOST_COMMANDS,
+        description="ids of the newest commands whose effect this record holds",
+    )
 
 
 class HostEvent(Message):
@@ -215,7 +223,7 @@ class HostEvent(Message):
 
 
 class HostJoined(HostEvent):
-    """A host is there, new or back with a higher incarnation."""
+    """A host takes workers: it is new, back with a higher incarnation, changed, or no longer drained."""
 
     slots: tuple[Slot, ...] = Field(max_length=MAX_SLOTS_OF_HOST)
     labels: Labels = Field(default_factory=dict)
@@ -224,6 +232,8 @@ class HostJoined(HostEvent):
 class HostDraining(HostEvent):
     """A host takes no more workers and lets go of those it has, until the deadline."""
 
+    slots: tuple[Slot, ...] = Field(default=(), max_length=MAX_SLOTS_OF_HOST)
+    labels: Labels = Field(default_factory=dict)
     deadline: Time | None = None
 
 

@@ -11,7 +11,7 @@ from ..requirements import MAX_REQUIREMENT, MAX_REQUIREMENTS, parse_requirement
 from .allocations import Loss
 from .datasets import MAX_DATASETS, Dataset
 from .hosts import DeviceClass
-from .message import MAX_INTEGER, MAX_SLOTS, Count, Id, Key, Line, Message, Positive, SlotName, Text, Time
+from .message import MAX_INTEGER, MAX_SLOTS, CommandId, Count, Id, Key, Line, Message, Positive, SlotName, Text, Time
 from .reports import CheckpointSaved, Completed, Ready
 from .usage import SlotUsage
 
@@ -30,8 +30,6 @@ MAX_UNPUBLISHED = 64
 MAX_WARNINGS = 20
 """The maximum number of warnings in the history of one job."""
 MAX_COMMANDS = 64
-MAX_COMMAND_ID = 512
-CommandId = Annotated[str, Field(max_length=MAX_COMMAND_ID)]
 
 
 class Intent(StrEnum):

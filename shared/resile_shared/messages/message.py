@@ -57,6 +57,7 @@ Time = Annotated[
 ]
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$", description="letters, digits, - and _; at most 64")]
 SlotName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}/[0-9]{1,4}$", description="<host>/<index>")]
+CommandId = Annotated[str, Field(max_length=512)]
 Count = Annotated[int, Field(ge=0, le=MAX_INTEGER)]
 Positive = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
 Index = Annotated[int, Field(ge=0, lt=MAX_SLOTS)]

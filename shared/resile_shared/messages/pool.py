@@ -3,8 +3,8 @@
 from pydantic import Field
 
 from ..policies import MAX_QUOTA, MAX_WEIGHT, PolicyName
-from .jobs import MAX_COMMANDS, CommandId
-from .message import Count, Id, Message, Positive, Time, Version
+from .jobs import MAX_COMMANDS
+from .message import CommandId, Count, Id, Message, Positive, Time, Version
 
 MIN_DETECTION_SECONDS = 1.0
 MAX_DETECTION_SECONDS = 3600.0

@@ -1,4 +1,4 @@
-"""Handlers for hosts: list, show, drain, join."""
+"""Handlers for hosts: list, show, drain, undrain, join."""
 
 import asyncio
 import re
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from aiohttp import web
 
 from resile_shared.http.api import Admission, DrainHost, Empty, HostList, HostView, JoinHost, Peer
-from resile_shared.messages.commands import HostDrain
+from resile_shared.messages.commands import HostDrain, HostUndrain
 from resile_shared.messages.hosts import HostRecord, HostState
 from resile_shared.reachability import is_loopback, is_own, obstacle
 from resile_shared.storage.objects import PROBE
@@ -43,6 +43,13 @@ class Hosts:
         host = (await self._pool.host(request.match_info["host"])).id
         command = HostDrain(host_id=host, deadline_seconds=body.deadline_seconds)
         await self._pool.ask("host", "drain", command, target=host, key=read_key(request))
+        return answer(Empty())
+
+    @Operation("post", "/v1/hosts/{host}/undrain", "Let a drained host take workers again", Empty)
+    async def _undrain(self, request: web.Request) -> web.Response:
+        await read_body(request, Empty)
+        host = (await self._pool.host(request.match_info["host"])).id
+        await self._pool.ask("host", "undrain", HostUndrain(host_id=host), target=host, key=read_key(request))
         return answer(Empty())
 
     @Operation(

@@ -115,8 +115,8 @@ class PoolHistory:
         self.held.add(self.newest, self.held.last + _put(self.holding, job, 0))
 
     def _add_host(self, event: HostEvent, time: int) -> None:
-        if not isinstance(event, HostDraining):
-            num_slots = len(event.slots) if isinstance(event, HostJoined) else 0
+        num_slots = len(event.slots) if isinstance(event, HostJoined | HostDraining) else 0
+        if num_slots or not isinstance(event, HostDraining):
             self.slots.add(time, self.slots.last + _put(self.present, event.host, num_slots))
             self.hosts.add(time, len(self.present))
         self._mark(Mark(time=time, kind=_HOST_MARKS[type(event)], about=event.host))

@@ -42,6 +42,15 @@ export function drainButton(host, live) {
   }), "small");
 }
 
+export function undrainButton(host, live) {
+  return button("Undrain", `undrain-${host.id}`, () => ask({
+    question: `Undrain ${host.id}?`,
+    detail: "It takes workers again.",
+    run: () => send("POST", `/v1/hosts/${encodeURIComponent(host.id)}/undrain`),
+    live,
+  }), "small");
+}
+
 export function policyButton(policy, live) {
   const choice = h("select", { id: "policy" }, Object.entries(policy.policies).map(([name, description]) =>
     h("option", { value: name, title: description, selected: name === policy.policy }, name)));

@@ -1,6 +1,6 @@
 // The pool at a glance: who has how many slots over time, what is on each slot, who waits and why, what happens.
 
-import { drainButton, isFinal, policyButton } from "./actions.js";
+import { drainButton, undrainButton, isFinal, policyButton } from "./actions.js";
 import { Panel, h } from "./dom.js";
 import { colour, count, describe, duration, number, timeOrDay, when, workersOf } from "./format.js";
 import { SlotHistory } from "./slots.js";
@@ -108,7 +108,7 @@ function legend(jobs) {
 function hostCards(hosts, live) {
   if (!hosts.length) return h("p", { class: "empty" }, "No host has joined yet. Start one with ", h("code", {}, "resile host --join URL"), ".");
   return hosts.map((host) => h("article", { class: `host ${host.state}` },
-    h("h3", {}, host.id, " ", h("span", { class: `badge ${host.state}` }, host.state), isUp(host) && host.state !== "draining" && drainButton(host, live)),
+    h("h3", {}, host.id, " ", h("span", { class: `badge ${host.state}` }, host.state), host.state === "up" && drainButton(host, live), host.state === "draining" && undrainButton(host, live)),
     host.state !== "up" && host.reason && h("p", { class: "reason" }, host.reason),
     h("ul", { class: "slots" }, host.slots.map((slot) => slotSquare(slot)))));
 }

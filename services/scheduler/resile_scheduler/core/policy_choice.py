@@ -137,7 +137,7 @@ class TenantShares:
         if before is None and len(tenants) >= MAX_TENANTS:
             return f"{MAX_TENANTS} tenants are configured already: delete one first (`resile tenant delete`)"
         others = sum(other.quota for tenant, other in tenants.items() if tenant != request.tenant_id)
-        num_slots = sum(len(host.slots) for host in self._pool.hosts.values() if host.is_usable)
+        num_slots = sum(len(host.slots) for host in self._pool.hosts.values() if host.is_alive)
         if share.quota > (before.quota if before else 0) and others + share.quota > num_slots:
             taken = f", of which other tenants have quotas for {others}" if others else ""
             return (

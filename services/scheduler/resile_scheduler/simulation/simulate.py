@@ -158,7 +158,9 @@ class _Simulation:
 
     def _change_host(self, change: HostChange) -> None:
         known = self._pool.hosts.get(change.host)
-        if change.state is HostState.UP:
+        if change.state is HostState.UP and known is not None and known.state is HostState.DRAINING:
+            self._pool.change_host(change.host, change.state)  # it was undrained
+        elif change.state is HostState.UP:
             self._add_host(change)
         elif known is not None and known.state in (HostState.UP, HostState.DRAINING):
             if change.state is HostState.LOST:

@@ -98,6 +98,8 @@ class Decisions:
     def shortfall(self, job: str) -> str:
         """Return what ``job`` is waiting for if all hosts that are up together cannot run it, else an empty string."""
         view = self._views.get(job)
+        if view is not None and (drained := self._drained(view)):
+            return drained
         if view is None or not self._groups.classes() or view.demand.least <= view.demand.most:
             return ""
         if self._environments.reason(view, self._groups.fitting(view.device_class, view.job.record.spec.group)):
@@ -281,6 +283,8 @@ class Decisions:
 
     def _missing(self, view: JobView) -> str:
         """Return what host a job is waiting for, if the pool has hosts but none that it can use; else nothing."""
+        if drained := self._drained(view):
+            return drained
         labels = view.job.record.spec.group
         fitting = self._groups.fitting(view.device_class, labels)
         if fitting.num_slots:
@@ -292,6 +296,21 @@ class Decisions:
         if not view.own_class:
             return ""
         return f"waiting for a host of the class on which it trained, {view.own_class}: another one gives other bits"
+
+    def _drained(self, view: JobView) -> str:
+        """Return for which drained hosts a job is waiting: it does not fit on the others, and with these it would."""
+        least = view.demand.least
+        if self._groups.fitting(view.device_class, view.labels).num_slots >= least:
+            return ""
+        for device_class in [view.own_class] if view.own_class else self._groups.drained_classes():
+            num_up = self._groups.fitting(device_class, view.labels).num_slots
+            drained = self._groups.drained(device_class, view.labels)
+            if num_up < least <= num_up + drained.num_slots:
+                wanted = f"{least} slots" if least > 1 else "a slot"
+                are_others = view.own_class and set(self._groups.classes()) - {view.own_class}
+                others = "; hosts of another class give other bits" if are_others else ""
+                return f"waiting for {wanted}: {_enumerated(sorted(drained.hosts))} drained{others}"
+        return ""
 
     def _approach(self, job: Job, target: Target, wanted: tuple[SlotId, ...], cause: str, *, now: float) -> None:
         """Take the next step towards ``wanted``."""
@@ -325,6 +344,14 @@ def _describe(causes: Sequence[Cause], job: Job) -> str:
     texts = [cause.text for cause in causes if cause.job != job.id]
     more = f" and {len(texts) - MOST_CAUSES} more" if len(texts) > MOST_CAUSES else ""
     return ", ".join(texts[:MOST_CAUSES]) + more
+
+
+def _enumerated(names: Sequence[str]) -> str:
+    """Name the first three hosts, with the verb, as in "host-1 and host-2 are"."""
+    if len(names) == 1:
+        return f"{names[0]} is"
+    *first, last = names[:3] if len(names) <= 3 else (*names[:3], f"{len(names) - 3} more")
+    return f"{', '.join(first)} and {last} are"
 
 
 def _reason(job: Job, target: Target) -> str:

@@ -3,6 +3,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from resile_shared.messages.hosts import HostState
+
 from ..state.pool import Pool
 from ..state.topology import Domain
 
@@ -24,6 +26,8 @@ class HostGroups:
         self._version = -1
         self._by_class: dict[str, HostGroup] = {}
         self._by_labels: dict[tuple[str, str], HostGroup] = {}
+        self._drained: dict[str, list[str]] = {}
+        """The hosts that are drained, by class of device."""
         self.domains: dict[str, Domain] = {}
         """The domains of the usable hosts that have a label for their location."""
 
@@ -34,9 +38,12 @@ class HostGroups:
         self._version = self._pool.hosts_version
         self._by_labels.clear()
         by_class: dict[str, list[str]] = {}
+        self._drained = {}
         for name, host in self._pool.hosts.items():
             if host.is_usable:
                 by_class.setdefault(host.record.device_class, []).append(name)
+            elif host.record.state is HostState.DRAINING:
+                self._drained.setdefault(host.record.device_class, []).append(name)
         self._by_class = {device_class: self._group(names) for device_class, names in by_class.items()}
         self.domains = {name: host.domain for name, host in self._pool.hosts.items() if host.domain and host.is_usable}
         return True
@@ -58,6 +65,15 @@ class HostGroups:
             hosts = self.of_class(device_class).hosts
             self._by_labels[key] = self._group(name for name in hosts if self._pool.hosts[name].fits(labels))
         return self._by_labels[key]
+
+    def drained_classes(self) -> list[str]:
+        """Return the classes of drained hosts, sorted."""
+        return sorted(self._drained)
+
+    def drained(self, device_class: str, labels: str) -> HostGroup:
+        """Return the drained hosts of ``device_class`` that have ``labels``."""
+        names = self._drained.get(device_class, ())
+        return self._group(name for name in names if self._pool.hosts[name].fits(labels))
 
     def num_slots(self, host: str) -> int:
         """Return how many slots a host has."""
