@@ -280,7 +280,7 @@ class AsyncClient:
         await self._requests.post(f"hosts/{quote(host, safe='')}/undrain", {})
 
     async def models(self) -> tuple[api.ModelView, ...]:
-        """Return the models that completed jobs have left, the newest first."""
+        """Return the models of jobs whose training has ended, also if they failed later, the newest first."""
         return (await self._requests.get(api.ModelList, "models")).models
 
     async def webhooks(self) -> tuple[api.WebhookView, ...]:

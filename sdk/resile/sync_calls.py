@@ -200,7 +200,7 @@ class SyncCalls:
         self._run(self._client.undrain(host))
 
     def models(self) -> tuple[api.ModelView, ...]:
-        """Return the models that completed jobs have left, the newest first."""
+        """Return the models of jobs whose training has ended, also if they failed later, the newest first."""
         return self._run(self._client.models())
 
     def webhooks(self) -> tuple[api.WebhookView, ...]:

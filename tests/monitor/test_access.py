@@ -93,7 +93,7 @@ async def test_every_bad_request_gets_a_problem_document(monitors: Monitors, sce
         ("POST", "/v1/jobs/none/stop", b"", 404, "there is no job none"),
         ("POST", "/v1/hosts/none/drain", b"", 404, "there is no host none"),
         ("POST", "/v1/hosts/none/undrain", b"", 404, "there is no host none"),
-        ("GET", "/v1/jobs/job-1/model", None, 404, "it is running, not completed"),
+        ("GET", "/v1/jobs/job-1/model", None, 404, "it is running, and its training has not ended"),
         ("GET", "/v1/jobs/job-1/output", None, 404, "RESILE_OUTPUT_DIR"),
         ("PUT", "/v1/jobs", b"{}", 405, "use GET, HEAD, POST"),
         ("DELETE", "/v1/jobs", None, 405, "use GET, HEAD, POST"),

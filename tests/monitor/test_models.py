@@ -2,7 +2,7 @@
 
 from playwright.async_api import expect
 
-from resile_shared.http.api import ModelList
+from resile_shared.http.api import JobView, ModelList
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.message import at
 
@@ -22,6 +22,45 @@ async def store_models(scene: Scene) -> None:
     without = COMPLETED.model_copy(update={"model": None})
     await scene.store_job(job("job-3", state=JobState.COMPLETED, completed=without, ended=at(900.0)))
     await scene.store_job(job("job-4"))
+
+
+async def store_failed(scene: Scene) -> None:
+    """A job that failed after its training, and one that failed before."""
+    done = {"state": JobState.FAILED, "reason": "exit status 3, after training was complete", "ended": at(1000.0)}
+    await scene.store_job(job("job-5", completed=COMPLETED, **done))
+    await scene.store_job(job("job-6", **done))
+
+
+async def test_a_job_that_failed_after_its_training_has_its_model_and_says_that_it_failed(
+    monitors: Monitors, scene: Scene
+) -> None:
+    await store_failed(scene)
+    monitors.storage.put("jobs/job-5/models/lineage-1.safetensors", [b"model"])
+    monitor = await monitors.start()
+    (model,) = (await monitor.get("/v1/models", ModelList)).models
+    assert (model.job, model.state, model.reason) == ("job-5", "failed", "exit status 3, after training was complete")
+    async with monitor.http.get("/v1/jobs/job-5/model") as answer:
+        assert await answer.read() == b"model"
+    views = [await monitor.get(f"/v1/jobs/{name}", JobView) for name in ("job-5", "job-6")]
+    assert [view.has_model for view in views] == [True, False]
+    assert "it failed before its training ended" in (await monitor.problem("GET", "/v1/jobs/job-6/model")).detail
+
+
+@needs_browser
+async def test_the_page_offers_the_model_of_a_job_that_failed_after_its_training(
+    monitors: Monitors, scene: Scene
+) -> None:
+    await store_failed(scene)
+    monitor = await monitors.start()
+    async with browsing() as browser, tab(browser) as seen:
+        await seen.open(monitor.url, token=TOKEN)
+        await seen.page.click("nav >> text=Models")
+        await expect(seen.page.locator("tbody tr")).to_contain_text("failed")
+        assert await serious_faults(seen.page) == []
+        for name, number in (("job-5", 1), ("job-6", 0)):
+            await seen.page.goto(f"{monitor.url}/#/jobs/{name}")
+            await expect(seen.page.locator("a:text-is('Download output')")).to_have_count(1)
+            await expect(seen.page.locator("a:text-is('Download model')")).to_have_count(number)
 
 
 async def test_the_newest_model_comes_first_and_jobs_without_one_are_left_out(monitors: Monitors, scene: Scene) -> None:

@@ -268,7 +268,7 @@ class ApiServer:
         return answer(api.TraceView(id=request.match_info["trace"], spans=STEPS, dropped=2))
 
     async def _model(self, request: web.Request) -> web.Response:
-        if self.jobs[request.match_info["job"]].state != JobState.COMPLETED:
+        if not self.jobs[request.match_info["job"]].state.is_final:
             return problem(409, "conflict", "the job has no model yet: wait for its end")
         return web.Response(body=b"model" + request.query["format"].encode())
 
@@ -276,8 +276,20 @@ class ApiServer:
         return web.Response(body=bytes(2 * tarfile.BLOCKSIZE))
 
     async def _models(self, _: web.Request) -> web.Response:
-        """Those of completed jobs."""
-        fields = ("name", "tenant", "samples_seen", "loss", "metrics", "validation", "bits", "script", "args")
+        """Those of jobs that have ended."""
+        fields = (
+            "name",
+            "tenant",
+            "state",
+            "reason",
+            "samples_seen",
+            "loss",
+            "metrics",
+            "validation",
+            "bits",
+            "script",
+            "args",
+        )
         models = [
             api.ModelView(
                 job=job.id,
@@ -287,7 +299,7 @@ class ApiServer:
                 **{name: getattr(job, name) for name in fields},
             )
             for job in self.jobs.values()
-            if job.state is JobState.COMPLETED
+            if job.state.is_final
         ]
         return answer(api.ModelList(models=tuple(models)))
 

@@ -287,6 +287,18 @@ def test_a_model_is_written_to_its_file_or_not_at_all(
     )
 
 
+def test_a_model_of_a_job_that_failed_later_is_fetched_and_the_command_says_that_it_failed(
+    api_server: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api_server.jobs["digits-1"] = job_view("digits-1", state=JobState.FAILED, reason="exit status 3")
+    assert main(["model", "digits-1", "-o", str(tmp_path / "m")]) == 0
+    captured = capsys.readouterr()
+    assert captured.out == f"the model is {tmp_path / 'm'}\n"
+    assert captured.err == "digits-1 failed although its training had ended: exit status 3\n"
+    assert main(["models"]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["digits-1", "digits", "failed"]
+
+
 @pytest.mark.usefixtures("api_server")
 def test_output_is_written_to_a_folder_although_the_one_above_is_not_writable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -507,12 +519,12 @@ def test_a_pool_that_cannot_be_is_refused_at_once(
 
 def test_models_are_listed_and_compared_side_by_side(api_server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["models"]) == 0
-    assert capsys.readouterr().out == "there are no models yet: no job has completed\n"
+    assert capsys.readouterr().out == "there are no models yet: no training has ended\n"
     done = {"state": JobState.COMPLETED, "validation": {"accuracy": 0.98}}
     api_server.jobs["one-2"] = job_view("one-2", name="one", params_sha256="12" * 32, **done)
     api_server.jobs["two-3"] = job_view("two-3", name="two", params_sha256="34" * 32, loss=0.5, **done)
     assert main(["models"]) == 0
-    assert capsys.readouterr().out.splitlines()[1].split()[:2] == ["one-2", "one"]
+    assert capsys.readouterr().out.splitlines()[1].split()[:3] == ["one-2", "one", "completed"]
     assert main(["models", "one", "two-3"]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["loss", "0.25", "0.5"] in rows

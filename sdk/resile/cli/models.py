@@ -1,4 +1,4 @@
-"""The command that lists and compares the models of completed jobs."""
+"""The command that lists and compares the models of jobs whose training has ended."""
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated
@@ -18,7 +18,7 @@ app = typer.Typer(rich_markup_mode=None)
 _SHORT_SHA = 12
 
 
-@pool_command(app, short_help="List the models of completed jobs, or compare some.")
+@pool_command(app, short_help="List the models of jobs, or compare some.")
 async def models(
     client: "AsyncClient",
     *,
@@ -26,7 +26,9 @@ async def models(
         list[str] | None, typer.Argument(metavar="ID...", help="Compare the models of these jobs side by side.")
     ] = None,
 ) -> Answer:
-    r"""List the models of completed jobs, newest first; with ids, compare them side by side.
+    r"""List the models of jobs whose training has ended, newest first; with ids, compare them side by side.
+
+    A job that failed or was stopped after its training has a model too; its state is shown.
 
     \b
     resile models
@@ -35,7 +37,7 @@ async def models(
     """
     found = await client.models()
     if not jobs:
-        return {"models": found}, _table(found) if found else ["there are no models yet: no job has completed"]
+        return {"models": found}, _table(found) if found else ["there are no models yet: no training has ended"]
     by_job = {model.job: model for model in found}
     chosen = []
     for name in jobs:
@@ -50,10 +52,19 @@ def _table(models: "Sequence[ModelView]") -> Iterator[str]:
     from .tables import columns, moment, number
 
     rows = (
-        (m.job, m.name, moment(m.completed), str(m.iterations), number(m.loss), _values(m.validation), _short(m))
+        (
+            m.job,
+            m.name,
+            m.state,
+            moment(m.completed),
+            str(m.iterations),
+            number(m.loss),
+            _values(m.validation),
+            _short(m),
+        )
         for m in models
     )
-    return columns(("ID", "NAME", "COMPLETED", "ITERATIONS", "LOSS", "VALIDATION", "SHA256"), rows)
+    return columns(("ID", "NAME", "STATE", "ENDED", "ITERATIONS", "LOSS", "VALIDATION", "SHA256"), rows)
 
 
 def _side_by_side(models: "Sequence[ModelView]") -> Iterator[str]:
@@ -61,7 +72,8 @@ def _side_by_side(models: "Sequence[ModelView]") -> Iterator[str]:
 
     rows = [
         ("name", *(model.name for model in models)),
-        ("completed", *(moment(model.completed) for model in models)),
+        ("state", *(model.state for model in models)),
+        ("ended", *(moment(model.completed) for model in models)),
         ("iterations", *(str(model.iterations) for model in models)),
         ("samples", *(str(model.samples_seen) for model in models)),
         ("loss", *(number(model.loss) for model in models)),

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from resile_shared.errors import ResileError, UsageError
+from resile_shared.text import printable
 
 from .options import DEFAULT_HOME, Answer, AsJson, Home, Job, Server, pool_command, reach, show
 
 if TYPE_CHECKING:
+    from resile_shared.http.api import JobView
+
     from ..client import AsyncClient
 
 app = typer.Typer(rich_markup_mode=None)
@@ -41,7 +44,9 @@ def model(
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
 ) -> None:
-    r"""Fetch the trained model of a completed job.
+    r"""Fetch the trained model of a job whose training has ended.
+
+    A job that fails or is stopped after its training has its model nevertheless; the command says so.
 
     \b
     resile model digits-7f3a2c -o model.safetensors
@@ -53,11 +58,15 @@ def model(
         )
     _check_writable(output)
 
-    async def work(client: "AsyncClient") -> None:
-        await client.save_model(await client.find(job), output)
+    async def work(client: "AsyncClient") -> "JobView":
+        found = await client.find(job)
+        await client.save_model(found, output)
+        return await client.job(found)
 
-    reach(work, server=server, home=home)
-    show({"model": str(output)}, [f"the model is {output}"], as_json=as_json)
+    view = reach(work, server=server, home=home)
+    if view.state.value != "completed":
+        typer.echo(printable(f"{view.id} {_end_of(view)}"), err=True)
+    show({"model": str(output), "state": view.state}, [f"the model is {output}"], as_json=as_json)
 
 
 @app.command(short_help="Fetch what the workers wrote to RESILE_OUTPUT_DIR.")
@@ -89,6 +98,13 @@ def output(
     from .tables import count
 
     show({"output": str(folder), "files": num_files}, [f"{count(num_files, 'file')} in {folder}"], as_json=as_json)
+
+
+def _end_of(view: "JobView") -> str:
+    """Say what became of a job that has a model and did not complete."""
+    if not view.state.is_final:
+        return f"is {view.state}: its training has ended, and its script has not"
+    return f"{view.state} although its training had ended: {view.reason}"
 
 
 def _check_writable(path: Path) -> None:

@@ -76,7 +76,7 @@ def _explain(result: Result, settings: RunSettings, stopped_by: signal.Signals |
 
 
 def _advice(result: Result, settings: RunSettings) -> str:
-    if result.completed is not None:
+    if result.model is not None:
         return f"the trained model is {result.model}"
     if not result.can_resume:
         logs = f"the workers' output is in {result.logs}"

@@ -108,6 +108,7 @@ def job_view(record: JobRecord, reports: JobReports, history: Sequence[HistoryIt
         checkpoint=record.checkpoint.iteration if record.checkpoint else None,
         exchange_path=reports.progress.exchange_path if reports.progress else "",
         warnings=tuple(reports.warnings),
+        has_model=has_model(record),
         details=details if record.state is JobState.FAILED else "",
         history=tuple(history),
         history_length=record.num_items,
@@ -244,20 +245,27 @@ def _bits(record: JobRecord) -> str | None:
     return record.ready.bits if record.ready and record.state is not JobState.FAILED else None
 
 
+def has_model(record: JobRecord) -> bool:
+    """Whether there is a model: its training has ended with a file of it, whatever became of the job since then."""
+    return record.completed is not None and record.completed.model is not None
+
+
 def models(records: Iterable[JobRecord]) -> ModelList:
-    """Return the models of completed jobs, the newest first."""
+    """Return the models of jobs whose training has ended, the newest first."""
     found = [view for record in records if (view := _model(record)) is not None]
     return ModelList(models=tuple(sorted(found, key=lambda view: (view.completed, view.job), reverse=True)))
 
 
 def _model(record: JobRecord) -> ModelView | None:
     done = record.completed
-    if done is None or done.model is None:
+    if done is None or not has_model(record):
         return None
     return ModelView(
         job=record.job,
         name=record.spec.name,
         tenant=record.spec.tenant,
+        state=record.state,
+        reason=record.reason,
         completed=record.ended or record.submitted,
         iterations=done.iteration,
         samples_seen=done.samples_seen,

@@ -83,6 +83,10 @@ class JobView(JobSummary):
         default="", description="how its workers exchange gradients, in words; empty: one worker, or unknown"
     )
     warnings: tuple[str, ...] = ()
+    has_model: bool = Field(
+        default=False,
+        description="whether its training has ended, with a file of the model; true also if it failed later",
+    )
     details: str = Field(default="", description="the traceback of a failed job, where there is one")
     history: tuple[HistoryItem, ...] = Field(description="the newest 1000 items; GET /v1/jobs/{job}/history has all")
     history_length: int = Field(
@@ -393,12 +397,17 @@ class UsageView(View):
 
 
 class ModelView(View):
-    """The final model of one completed job; ``GET /v1/jobs/{job}/model`` sends the file."""
+    """The final model of a job whose training has ended; ``GET /v1/jobs/{job}/model`` sends the file."""
 
     job: str
     name: str
     tenant: str
-    completed: Time
+    state: JobState = Field(
+        default=JobState.COMPLETED,
+        description="'failed' or 'stopped': that happened after its training; else its script still runs",
+    )
+    reason: str = Field(default="", description="why it failed or was stopped after its training")
+    completed: Time = Field(description="when the job ended; before that, when it was submitted")
     iterations: int
     samples_seen: int
     loss: float | None

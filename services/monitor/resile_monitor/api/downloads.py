@@ -11,6 +11,7 @@ from aiohttp import web
 
 from resile_shared.http.api import ModelList
 from resile_shared.http.server import WRITE_SECONDS
+from resile_shared.messages.jobs import JobState
 from resile_shared.messages.message import Message
 from resile_shared.storage.model_files import ModelFormat, key_of
 from resile_shared.storage.objects import MissingObjectError, ObjectChanged, ObjectSnapshot, ObjectStorage
@@ -24,6 +25,7 @@ from .requests import answer, read_query
 logger = logging.getLogger(__name__)
 
 PIECE_BYTES = 4 << 20
+_ENDED_EARLY = {JobState.FAILED: "failed", JobState.STOPPED: "was stopped"}
 
 
 class ModelQuery(Message):
@@ -43,10 +45,10 @@ class Downloads:
         query = read_query(request, ModelQuery)
         record = await self._pool.record(request.match_info["job"])
         if record.completed is None:
-            raise ProblemError("unknown", f"job {record.job} has no final model: it is {record.state}, not completed")
+            raise ProblemError("unknown", f"job {record.job} has no final model: {_without_training(record.state)}")
         if record.completed.model is None:
             raise ProblemError(
-                "unknown", f"job {record.job} completed without a file of its model: its warnings say why"
+                "unknown", f"the training of job {record.job} ended without a file of its model: its warnings say why"
             )
         key = f"jobs/{record.job}/{key_of(record.completed.model, query.format)}"
         return await self._send_object(request, key, f"{record.job}.{query.format}", "application/octet-stream")
@@ -78,6 +80,11 @@ class Downloads:
             )
         response = _attachment(f"{job}-output.tar", "application/x-tar")
         return await _send(request, response, _tar(self._pool.storage, folder, sorted(sizes)))
+
+
+def _without_training(state: JobState) -> str:
+    ended = _ENDED_EARLY.get(state)
+    return f"it {ended} before its training ended" if ended else f"it is {state}, and its training has not ended"
 
 
 def _attachment(name: str, content_type: str) -> web.StreamResponse:
@@ -138,11 +145,11 @@ async def _tar(storage: ObjectStorage, folder: str, keys: list[str]) -> AsyncIte
 
 
 class Models:
-    """Lists the models that completed jobs have left; `Downloads` sends them."""
+    """Lists the models of jobs whose training has ended; `Downloads` sends them."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    @Operation("get", "/v1/models", "The models of completed jobs", ModelList)
+    @Operation("get", "/v1/models", "The models of jobs whose training has ended", ModelList)
     async def _list(self, _: web.Request) -> web.Response:
         return answer(models(self._pool.projection.records()))

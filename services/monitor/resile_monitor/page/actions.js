@@ -13,7 +13,7 @@ export function jobActions(job, live) {
   const act = (question, detail, run, input) => () => ask({ question, detail, input, run, live });
   const buttons = [];
   if (isFinal(job)) {
-    if (job.state === "completed") buttons.push(h("a", { class: "button", href: `${path}/model`, download: "" }, "Download model"));
+    if (job.has_model) buttons.push(h("a", { class: "button", href: `${path}/model`, download: "" }, "Download model"));
     buttons.push(h("a", { class: "button", href: `${path}/output`, download: "" }, "Download output"));
     buttons.push(button("Delete", "delete", act(`Delete ${job.id}?`,
       "This removes its record, history, logs, checkpoints, model and output. It cannot be undone.",

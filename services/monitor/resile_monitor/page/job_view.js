@@ -92,7 +92,7 @@ export class JobView {
   }
 
   #show(job) {
-    this.#head.show(pick(job, "id", "name", "state", "reason", "priority"));
+    this.#head.show(pick(job, "id", "name", "state", "reason", "priority", "has_model"));
     this.#now.show(pick(job, "workers", "max_workers", "iteration", "iterations_total", "epoch", "epochs", "loss", "iteration_seconds", "seconds_left", "samples_seen", "metrics", "validation"));
     if (!this.#job) return;
     this.#failure.show(pick(job, "state", "reason", "details", "warnings"));

@@ -1,4 +1,4 @@
-// The models that completed jobs have left: all of them, those that are chosen side by side, and their files.
+// The models of jobs whose training has ended: all of them, those that are chosen side by side, and their files.
 
 import { get } from "./api.js";
 import { h, Panel } from "./dom.js";
@@ -45,17 +45,17 @@ export class ModelsView {
   }
 
   #table(models) {
-    if (!models.length) return h("p", { class: "empty" }, "No job has completed yet. The models of completed jobs appear here.");
+    if (!models.length) return h("p", { class: "empty" }, "No training has ended yet. The models of jobs appear here when their training has ended.");
     const row = (model) => h("tr", {},
       h("td", { class: "choose" }, h("input", { type: "checkbox", checked: model.chosen, "data-key": `choose-${model.job}`, "aria-label": `Compare ${model.job}`, onchange: (event) => {
         this.#chosen[event.target.checked ? "add" : "delete"](model.job);
         this.#show();
       } })),
-      h("th", { scope: "row" }, h("i", { class: `swatch ${colour(model.job)}` }), h("a", { href: `#/jobs/${model.job}` }, model.name), h("small", {}, model.job)),
-      cell("Completed", moment(model.completed)), cell("Loss", number(model.loss)), cell("Validation", values(model.validation)),
+      h("th", { scope: "row" }, h("i", { class: `swatch ${colour(model.job)}` }), h("a", { href: `#/jobs/${model.job}` }, model.name), h("small", {}, model.job), badge(model)),
+      cell("Ended", moment(model.completed)), cell("Loss", number(model.loss)), cell("Validation", values(model.validation)),
       cell("sha256", h("code", { title: model.params_sha256 }, model.params_sha256.slice(0, 12))), h("td", {}, fetched(model)));
     return h("table", { class: "jobs models" },
-      h("thead", {}, h("tr", {}, ["Compare", "Job", "Completed", "Loss", "Validation", "sha256", "File"].map((name) => h("th", { scope: "col" }, name)))),
+      h("thead", {}, h("tr", {}, ["Compare", "Job", "Ended", "Loss", "Validation", "sha256", "File"].map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", {}, models.map(row)));
   }
 
@@ -63,7 +63,7 @@ export class ModelsView {
     if (models.length < 2) return null;
     const names = (name) => [...new Set(models.flatMap((model) => Object.keys(model[name])))].sort();
     const rows = [
-      ["completed", (model) => moment(model.completed)], ["iterations", (model) => String(model.iterations)],
+      ["state", (model) => (model.state === "completed" ? "completed" : badge(model))], ["ended", (model) => moment(model.completed)], ["iterations", (model) => String(model.iterations)],
       ["samples", (model) => String(model.samples_seen)], ["loss", (model) => number(model.loss)],
       ...names("metrics").map((name) => [name, (model) => number(model.metrics[name])]),
       ...names("validation").map((name) => [`validation ${name}`, (model) => number(model.validation[name])]),
@@ -77,6 +77,9 @@ export class ModelsView {
 }
 
 const cell = (label, ...content) => h("td", { "data-label": label }, content);
+
+/** What became of a job after its training, unless it completed. */
+const badge = (model) => model.state !== "completed" && h("span", { class: `badge ${model.state}`, title: model.reason }, model.state);
 
 const values = (found) => Object.entries(found).map(([name, value]) => `${name} ${number(value)}`).join(", ") || "–";
 
