@@ -1,4 +1,5 @@
 import asyncio
+import logging
 import re
 from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
@@ -150,6 +151,31 @@ async def test_a_request_waits_for_its_service(pool: Pool) -> None:
     assert not asking.done()
     await scheduler.answer(STOP, JobStop, stop)
     assert await asking == Refused(code="unknown", reason="there is no job job-9")
+
+
+async def test_a_reply_that_comes_after_a_restart_of_the_server_is_no_error(
+    pool: Pool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The server allows a reply for the request that it knows; the request is sent again, and answered."""
+    caplog.set_level(logging.INFO)
+    scheduler, monitor = await pool.bus("scheduler"), await pool.bus("monitor")
+    begun, is_back = asyncio.Event(), asyncio.Event()
+
+    async def answer(_: Received[JobStop]) -> Accepted:
+        begun.set()
+        await is_back.wait()
+        return Accepted()
+
+    await scheduler.answer(STOP, JobStop, answer)
+    asked = asyncio.ensure_future(monitor.ask(STOP, JobStop(job_id="job-1")))
+    await begun.wait()
+    await pool.crash()
+    await until(lambda: scheduler.connection.is_up and "NATS reconnected" in caplog.text)
+    is_back.set()
+    assert await asked == Accepted()
+    await until(lambda: "late reply dropped" in caplog.text)
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR] == []
+    assert not scheduler.connection.denied
 
 
 async def test_a_malformed_request_is_answered_with_the_reason(pool: Pool) -> None:

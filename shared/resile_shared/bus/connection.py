@@ -44,6 +44,7 @@ _PATIENCE: dict[str, Any] = {
     "max_outstanding_pings": 2,
 }
 _NOT_SENT = (OutboundBufferLimitError, ConnectionClosedError, ConnectionDrainingError)
+_INBOX = "_inbox_"
 _NOT_PERMITTED = re.compile(r'permissions violation for \w+ to "([^"]+)"', re.IGNORECASE)
 
 
@@ -305,6 +306,9 @@ class Connection:
                     "handlers too slow, messages dropped total=%s subject=%s", self.num_dropped, error.subject
                 )
         elif denied := _NOT_PERMITTED.search(text):
+            if denied[1].lower().startswith(_INBOX):  # the server has forgotten the request, as when it restarts
+                logger.info("late reply dropped subject=%s", denied[1])
+                return
             self.denied.add(denied[1])
             logger.error("%s", text)
         elif "authorization" in text.lower():
