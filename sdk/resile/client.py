@@ -8,6 +8,7 @@ Every call raises Unreachable when the pool does not answer, and Refused when it
 
 import asyncio
 import os
+import shlex
 import warnings
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ def find_server(url: str | None = None, *, home: Path | None = None) -> Server:
         url = os.environ.get("RESILE_SERVER")
     home = (home or Path(os.environ.get("RESILE_HOME") or DEFAULT_HOME)).expanduser().absolute()
     pool = read_pool(home)
-    start = "resile up" if home == DEFAULT_HOME.expanduser() else f"resile up --home {home}"
+    start = "resile up" if home == DEFAULT_HOME.expanduser() else f"resile up --home {shlex.quote(str(home))}"
     if url is None:
         if pool is None:
             raise ResileError(f"no pool is running in {home}: start one with `{start}`")

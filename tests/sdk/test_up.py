@@ -1,13 +1,17 @@
 """`resile up`: what it refuses, and what it tells people."""
 
 import os
+import re
+import shlex
 from pathlib import Path
 
 import pytest
 
 from resile.cli.up import ready_lines
+from resile.client import find_server
 from resile.pool.home import PoolHome
 from resile.pool.services import ADDRESS, PoolOptions, outward_address
+from resile_shared.errors import ResileError
 
 from .test_pool_commands import failure
 
@@ -64,6 +68,23 @@ def test_a_pool_that_listens_to_other_machines_tells_how_they_join(tmp_path: Pat
         assert "share" not in text
     finally:
         home.close()
+
+
+def test_a_home_with_a_space_is_quoted_in_the_commands_that_are_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RESILE_SERVER", raising=False)
+    path = tmp_path / "my pool"
+    with pytest.raises(ResileError, match="no pool is running") as raised:
+        find_server(home=path)
+    home = PoolHome(path)
+    try:
+        lines = ready_lines(home, PoolOptions(), "http://127.0.0.1:8080")
+    finally:
+        home.close()
+    commands = re.findall(r"resile (?:up|submit|top|page)[^`,\n]*", f"{raised.value}\n" + "\n".join(lines))
+    homes = [shlex.split(command)[-1] for command in commands if "--home" in command]
+    assert homes == [str(path)] * 4
 
 
 def test_workers_are_reached_where_the_pool_listens() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import shlex
 import sys
 from ipaddress import ip_address
 from pathlib import Path
@@ -184,7 +185,7 @@ def ready_lines(home: "PoolHome", options: "PoolOptions", url: str) -> list[str]
     """Return the lines that `resile up` prints when the pool is ready."""
     from .tables import count
 
-    where = "" if home.path == DEFAULT_HOME.expanduser() else f" --home {home.path}"
+    where = "" if home.path == DEFAULT_HOME.expanduser() else f" --home {shlex.quote(str(home.path))}"
     slots = f" of {count(options.slots_per_host, 'slot')}" if options.slots_per_host else ""
     return [
         f"the pool is up at {url}",

@@ -3,6 +3,7 @@
 import hashlib
 import os
 import re
+import shlex
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -26,7 +27,7 @@ class SourceChanged(ResileError):
         what = f"{now} instead of {was}" if now != was else f"{now}, some with other content"
         super().__init__(
             f"dataset {dataset.name} has changed since it was added: {dataset.uri} has {what}; use the new files with "
-            f"`resile dataset add {dataset.name} {dataset.uri}{' --local' if is_local else ''}`"
+            f"`resile dataset add {dataset.name} {shlex.quote(dataset.uri)}{' --local' if is_local else ''}`"
         )
 
 
