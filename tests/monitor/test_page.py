@@ -300,6 +300,18 @@ async def test_times_and_durations_are_written_for_people(monitors: Monitors, sc
     assert rest == ["15:04:05", "Jan 2, 15:04:05", "Jan 2, 2026, 15:04:05", "0.1235"]
 
 
+@needs_browser
+async def test_an_address_that_names_no_view_says_so(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start()
+    async with browsing() as browser, tab(browser) as seen:
+        await seen.open(monitor.url, token=TOKEN)
+        await seen.page.goto(f"{monitor.url}/#/nonsense")
+        await seen.waits_for("h1", "There is no such view")
+        await seen.waits_for("main code", "#/nonsense")
+        await seen.page.click("main a:text-is('Go to the pool')")
+        await seen.waits_for("dt", "Slots in use")
+
+
 def is_submission(request: Request) -> bool:
     return request.method == "POST" and request.url.endswith("/v1/jobs")
 

@@ -10,6 +10,7 @@ import { ModelsView } from "./models_view.js";
 import { PoolView } from "./pool_view.js";
 import { SchedulerView } from "./scheduler_view.js";
 import { SubmitView } from "./submit_view.js";
+import { UnknownView } from "./unknown_view.js";
 
 const main = document.getElementById("main");
 const connection = document.getElementById("connection");
@@ -47,6 +48,7 @@ function open() {
   else if (place === "scheduler") show(new SchedulerView(live));
   else if (place === "models") show(new ModelsView());
   else if (place === "submit") show(new SubmitView(live));
+  else if (place) show(new UnknownView(location.hash));
   else show(new PoolView(live));
   if (live.jobs) view.update();
 }
