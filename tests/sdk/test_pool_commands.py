@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from resile.cli import main
+from resile.cli import main, watch
 from resile_shared.messages.jobs import JobState
 from resile_shared.policies import PolicyName
 from resile_testing.waiting import block_until
@@ -206,6 +206,22 @@ def test_a_job_may_be_called_by_its_name_if_no_other_has_it(
     api_server.jobs["digits-2"] = job_view("digits-2")
     assert "2 jobs are named digits" in failure(["stop", "digits"], capsys, status=2)
     assert "there is no job other: `resile jobs`" in failure(["stop", "other"], capsys, status=2)
+
+
+def test_logs_say_when_older_lines_are_not_shown(
+    api_server: ApiServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["logs", "digits-1"]) == 0
+    captured = capsys.readouterr()
+    assert (len(captured.out.splitlines()), captured.err) == (10, "")
+    monkeypatch.setattr(watch, "DEFAULT_LINES", 4)
+    assert main(["logs", "digits-1"]) == 0
+    captured = capsys.readouterr()
+    assert captured.out.splitlines() == [f"[worker 0] line {number}" for number in range(7, 11)]
+    assert captured.err == "older lines are not shown: these are the newest 4; --tail N shows up to 10000\n"
+    assert main(["logs", "digits-1", "--tail", "4"]) == 0
+    assert capsys.readouterr().err == "", "what was asked for"
+    assert main(["logs", "digits-1", "--tail", "20000"]) == 2
 
 
 def test_followed_logs_survive_broken_connections_and_end_with_the_job(

@@ -21,7 +21,25 @@ V = TypeVar("V")
 Follow = Annotated[
     bool, typer.Option("--follow", "-f", help="Keep printing new entries; with --json one object a line.")
 ]
-Tail = Annotated[int, typer.Option("--tail", metavar="N", min=0, help="Number of newest entries to start with.")]
+MAX_TAIL = 10_000
+"""The pool sends at most this many entries at once."""
+DEFAULT_LINES = 1000
+Tail = Annotated[
+    int,
+    typer.Option(
+        "--tail", metavar="N", min=0, max=MAX_TAIL, help=f"Number of newest entries to start with, at most {MAX_TAIL}."
+    ),
+]
+TailLines = Annotated[
+    int | None,
+    typer.Option(
+        "--tail",
+        metavar="N",
+        min=0,
+        max=MAX_TAIL,
+        help=f"Number of newest lines to start with, at most {MAX_TAIL}. Default: {DEFAULT_LINES}.",
+    ),
+]
 
 
 @app.command(short_help="Show the events of the pool, or of one job.")
@@ -58,7 +76,7 @@ def logs(
     job: Job,
     *,
     follow: Follow = False,
-    tail: Tail = 1000,
+    tail: TailLines = None,
     server: Server = None,
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
@@ -68,15 +86,24 @@ def logs(
     \b
     resile logs digits-7f3a2c -f            until the job ends
     resile logs digits-7f3a2c --tail 20     the last lines
+
+    The pool keeps the newest 20,000 batches of lines of each job. If older lines are not shown, stderr says so.
     """
 
     async def work(client: "AsyncClient") -> None:
         found = await client.find(job)
         if follow:
-            await _print_each(client.follow_logs(found, tail=tail), _log_line, as_json=as_json)
+            lines = client.follow_logs(found, tail=DEFAULT_LINES if tail is None else tail)
+            await _print_each(lines, _log_line, as_json=as_json)
             return
-        seen = await client.logs(found, tail=tail)
+        num_lines = DEFAULT_LINES if tail is None else tail
+        seen = await client.logs(found, tail=min(num_lines + 1, MAX_TAIL))
+        is_cut = len(seen) > num_lines or len(seen) == MAX_TAIL
+        seen = seen[-num_lines:] if num_lines else ()
         show({"lines": seen}, map(_log_line, seen), as_json=as_json)
+        if is_cut and (tail is None or tail == MAX_TAIL):
+            more = "" if num_lines == MAX_TAIL else f"; --tail N shows up to {MAX_TAIL}"
+            typer.echo(f"older lines are not shown: these are the newest {num_lines}{more}", err=True)
 
     reach(work, server=server, home=home)
 
