@@ -12,7 +12,7 @@ import pytest
 
 from resile.cli import main, with_resume_value
 from resile.cli.app import command
-from resile.cli.display import Display, Pace
+from resile.cli.display import Display, Pace, PlainScreen
 from resile.cli.run import summary
 from resile.cli.tables import clock
 from resile.local.events import Noted, Printed, Progressed, Rescaled, RunEvent, RunOpened, Saved, TrainingCalled
@@ -162,7 +162,7 @@ class Paper:
     def printed(self, text: str, *, to_stderr: bool) -> None:
         self.lines.append(f"{'err' if to_stderr else 'out'}: {text}")
 
-    def progress(self, done: int, total: int, text: str) -> None:
+    def progress(self, done: int, total: int, text: str, *, is_milestone: bool) -> None:
         self.done.append((done, total, text))
 
     def close(self) -> None:
@@ -213,6 +213,19 @@ def test_a_stream_that_is_longer_than_estimated_is_not_shown_beyond_its_end() ->
         display(TrainingCalled(READY.model_copy(update={"iterations_total": 40, "has_fixed_length": False})))
         display(Progressed(PROGRESS, workers=4))
     assert paper.done == [(50, 50, "epoch 2  4 workers  loss 0.1235")]
+
+
+@pytest.mark.parametrize(("num_epochs", "shown"), [(6, [1, 2, 3, 4, 5, 6]), (230, [*range(3, 229, 3), 230])])
+def test_without_a_terminal_there_is_a_line_for_each_epoch_and_at_most_a_hundred(
+    num_epochs: int, shown: list[int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Display(PlainScreen(to_stderr=False), quiet=False) as display:
+        display(TrainingCalled(READY.model_copy(update={"epochs": num_epochs, "iterations_total": 2 * num_epochs})))
+        for iteration in range(1, 2 * num_epochs + 1):
+            epoch, is_last = divmod(iteration - 1, 2)
+            display(Progressed(Progress(iteration=iteration, epoch=epoch, ends_epoch=bool(is_last)), workers=1))
+    lines = capsys.readouterr().out.splitlines()[1:]
+    assert [line.split()[1] for line in lines] == [f"{2 * epoch}/{2 * num_epochs}" for epoch in shown]
 
 
 def test_a_resumed_run_says_which_variables_begin_anew() -> None:
@@ -297,6 +310,7 @@ def result(done: Completed | None, outcome: Outcome) -> Result:
         progress=PROGRESS,
         model="/m.safetensors" if done else None,
         logs="/logs",
+        output=None,
         can_resume=False,
     )
 

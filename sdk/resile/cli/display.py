@@ -1,14 +1,16 @@
-"""What the user sees of a run: a live bar on a terminal, a line every few seconds anywhere else."""
+"""What the user sees of a run: a live bar on a terminal, a line for each epoch anywhere else."""
 
 import sys
 import time
 from collections import deque
+from math import ceil
 from typing import Protocol, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.text import Text
 
+from resile_shared.messages import reports
 from resile_shared.messages.reports import Ready
 
 from ..local.events import (
@@ -24,7 +26,10 @@ from ..local.events import (
 from .lenient import LenientStream
 from .tables import clock, count
 
-PLAIN_SECONDS = 5.0
+PLAIN_SECONDS = 60.0
+"""Where there is no terminal, a line is shown at least this often, however long an epoch takes."""
+MAX_EPOCH_LINES = 100
+"""Of a run with more epochs, every second, third, ... epoch has a line."""
 _BEGIN_ANEW = "variables of the script begin anew, except those around a prepared loader's loops and in state={...}"
 
 
@@ -66,8 +71,8 @@ class Screen(Protocol):
     def printed(self, text: str, *, to_stderr: bool) -> None:
         """Show a line that a worker printed."""
 
-    def progress(self, done: int, total: int, text: str) -> None:
-        """Show how far training has come."""
+    def progress(self, done: int, total: int, text: str, *, is_milestone: bool) -> None:
+        """Show how far training has come; a milestone is shown for good."""
 
     def close(self) -> None:
         """Remove what is only shown during training."""
@@ -81,6 +86,7 @@ class Display:
         self._quiet = quiet
         self._pace = Pace()
         self._total = 0
+        self._num_epochs = 1
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +119,7 @@ class Display:
                 if is_resumed:
                     self._screen.line(f"note: {_BEGIN_ANEW}")
             case TrainingCalled(ready=ready):
-                self._total = ready.iterations_total
+                self._total, self._num_epochs = ready.iterations_total, max(1, ready.epochs)
                 self._screen.line(training_call(ready))
             case Rescaled():
                 self._screen.line(_rescaled(event))
@@ -138,7 +144,14 @@ class Display:
         total = max(progress.iteration, self._total)  # of a stream, it is estimated
         if left := self._pace.seconds_left(total - progress.iteration):
             parts.append(f"{clock(left)} left")
-        self._screen.progress(progress.iteration, total, "  ".join(parts))
+        self._screen.progress(progress.iteration, total, "  ".join(parts), is_milestone=self._is_milestone(progress))
+
+    def _is_milestone(self, progress: reports.Progress) -> bool:
+        """Whether an epoch has ended that has a line."""
+        ended = progress.epoch + 1
+        return progress.ends_epoch and (
+            ended % ceil(self._num_epochs / MAX_EPOCH_LINES) == 0 or ended == self._num_epochs
+        )
 
 
 def training_call(ready: Ready) -> str:
@@ -188,7 +201,7 @@ class LiveScreen:
         else:
             self._console.print(Text.from_ansi(text), soft_wrap=True)
 
-    def progress(self, done: int, total: int, text: str) -> None:
+    def progress(self, done: int, total: int, text: str, *, is_milestone: bool) -> None:
         """Move the bar."""
         self._bar.update(self._task, completed=done, total=total, description=text, visible=True)
 
@@ -213,10 +226,10 @@ class PlainScreen:
         stream = sys.stderr if to_stderr or self._to_stderr else sys.stdout
         print(text, file=LenientStream(stream), flush=True)
 
-    def progress(self, done: int, total: int, text: str) -> None:
-        """Show a line, if the last one is some time ago."""
+    def progress(self, done: int, total: int, text: str, *, is_milestone: bool) -> None:
+        """Show a line of a milestone, or if the last one is some time ago."""
         now = time.monotonic()
-        if now - self._last >= PLAIN_SECONDS:
+        if is_milestone or now - self._last >= PLAIN_SECONDS:
             self._last = now
             self.line(f"iteration {done}/{total}  {text}")
 
