@@ -48,7 +48,7 @@ def test_a_script_has_the_same_bits_and_the_same_files_on_any_number_of_workers(
     outcome.assert_every_sample_once(epochs=4)
     assert elastic(SCRIPT, "--workers", "3", tmp_path=tmp_path, args=own_step).sha == expected
 
-    (result,) = (folder for folder in tmp_path.glob("elastic-main-*") if folder.name == outcome.result["id"])
+    result = Path(outcome.result["output"])
     logged = (result / "logs" / "stdout").read_text().splitlines()
     assert [int(line.split()[1]) for line in logged] == list(range(1, len(logged) + 1))  # counted on through the plan
     assert logged == (tmp_path / "LOG_DIR" / "stdout").read_text().splitlines()

@@ -29,6 +29,13 @@ def test_a_script_of_the_readme_has_the_same_bits_with_its_plan_and_as_a_plain_s
     elastic.assert_every_sample_once(epochs=5)
 
 
+def test_the_arguments_that_the_readme_shows_have_an_effect(tmp_path: Path) -> None:
+    (shown,) = re.findall(r"^resile run train\.py -- (--lr \S+) ", README.read_text(), re.MULTILINE)
+    script = tmp_path / "train.py"
+    script.write_text(scripts()["call"])
+    assert plain(script, *shown.split()) != plain(script)
+
+
 def test_both_ways_that_train_by_shards_have_the_same_bits(tmp_path: Path) -> None:
     shas = set()
     for name in ("call", "loop"):

@@ -31,7 +31,7 @@ from .running import run
 FIELDS = {
     "id", "name", "state", "priority", "min_workers", "max_workers", "workers", "generation", "iteration",
     "iterations_total", "epoch", "samples_seen", "loss", "params_sha256", "history", "ledger", "metrics",
-    "validation", "model", "bits", "error", "batches",
+    "validation", "model", "bits", "error", "batches", "output",
 }  # fmt: skip
 
 
@@ -298,6 +298,23 @@ def test_a_script_may_end_its_process_itself_after_training(resile: Any, undistu
         assert (ended.status, "exit status 3, after training was complete" in ended.err) == (1, True)
     else:
         assert (ended.status, ended.json["params_sha256"]) == (0, undisturbed)
+
+
+@pytest.mark.parametrize("chosen", [False, True])
+def test_a_script_writes_to_the_output_folder_of_the_run_or_to_one_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, chosen: bool
+) -> None:
+    script = tmp_path / "train.py"
+    note = 'import os, pathlib\npathlib.Path(os.environ["RESILE_OUTPUT_DIR"], "notes.txt").write_text("done")\n'
+    script.write_text(TRAIN + note)
+    monkeypatch.delenv("RESILE_OUTPUT_DIR", raising=False)
+    if chosen:
+        monkeypatch.setenv("RESILE_OUTPUT_DIR", str(tmp_path))
+    outcome = run(script, "--workers", "1", home=tmp_path / "home")
+    assert outcome.status == 0, outcome.errors
+    folder = tmp_path if chosen else tmp_path / "home" / "runs" / outcome.result["id"] / "output"
+    assert outcome.result["output"] == (None if chosen else str(folder))
+    assert (folder / "notes.txt").read_text() == "done"
 
 
 def test_a_launcher_that_was_killed_is_resumed(resile: Any, undisturbed: str) -> None:

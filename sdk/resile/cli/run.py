@@ -116,6 +116,8 @@ def _rows(result: Result, completed: Completed) -> Iterator[tuple[str, str]]:
     yield "params sha256", completed.params_sha256
     if result.model:
         yield "model", result.model
+    if result.output:
+        yield "output", result.output
 
 
 def _numbers(values: Mapping[str, float]) -> str:

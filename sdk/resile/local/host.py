@@ -34,7 +34,7 @@ from resile_shared.version import VERSION
 from .events import Noted
 from .in_memory import HostCommand, HostEvent, HostFailed
 from .job import LocalJob
-from .runs import KERNELS, Home, RunFolder, kernel_folder
+from .runs import KERNELS, OUTPUT, Home, RunFolder, kernel_folder
 from .settings import RunSettings
 from .storage import local_folder
 
@@ -83,6 +83,11 @@ class LocalHost:
         self._datasets = JobDatasets(HostDatasets(home.datasets, storage=""))
         with writing(home.path):
             self._kernels = {} if KERNELS in os.environ else {KERNELS: str(kernel_folder(home.path))}
+        self._output: dict[str, str] = {}
+        if OUTPUT not in os.environ:
+            with writing(folder.path):
+                folder.output.mkdir(exist_ok=True)
+            self._output[OUTPUT] = str(folder.output)
         self._incarnation = 0
         self._num_slots = 0
         self._devices: HostDevices
@@ -206,6 +211,7 @@ class LocalHost:
             code=job.code,
             env={
                 **self._kernels,
+                **self._output,
                 **data,
                 **self._settings.env,
                 **self._devices.environment(self._devices.slots[start.slot]),

@@ -34,6 +34,8 @@ class Result:
     model: str | None
     """Path or URL of the trained model."""
     logs: str
+    output: str | None
+    """The folder with what workers wrote to ``RESILE_OUTPUT_DIR``; None: nothing, or a folder of the user's own."""
     can_resume: bool
     """Whether there is a complete checkpoint."""
 
@@ -91,5 +93,6 @@ class Result:
             "metrics": last.metrics if last else {},
             "validation": last.validation if last else {},
             "model": self.model,
+            "output": self.output,
             "bits": self._bits,
         }

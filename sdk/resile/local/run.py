@@ -310,8 +310,14 @@ class LocalRun:
             progress=self._narrator.progress,
             model=model,
             logs=str(self._folder.logs),
+            output=self._output_folder(),
             can_resume=await self._can_resume(record),
         )
+
+    def _output_folder(self) -> str | None:
+        """Return the run's own folder of output, if workers have written to it."""
+        folder = self._folder.output
+        return str(folder) if folder.is_dir() and any(folder.iterdir()) else None
 
     async def _can_resume(self, record: JobRecord) -> bool:
         if record.checkpoint is not None or record.completed:

@@ -37,6 +37,7 @@ _REMOVED = ".removed-"
 """Prefix of the names of folders that are being deleted."""
 _ID = re.compile(r"[a-z0-9][a-z0-9-]*-[0-9a-f]{6}")
 KERNELS = "TORCHINDUCTOR_CACHE_DIR"
+OUTPUT = "RESILE_OUTPUT_DIR"
 KEEP_SECONDS = 30 * 86400.0
 
 
@@ -72,6 +73,8 @@ class RunFolder:
         self.logs.mkdir(mode=0o700, exist_ok=True)
         self.code = path / "code"
         """Where the code that the run began with is copied to."""
+        self.output = path / "output"
+        """Where workers write files to, unless the user has chosen another folder."""
         self._unwritten = b""
         self.journal_fault = ""
         """Why the journal lacks its last entries, if it does: they are written with the next one."""

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import time
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -26,7 +27,7 @@ args = parser.parse_args()
 
 class Pause(Callback):
     def on_iteration(self, loop: ElasticLoop, iteration: Iteration) -> None:
-        if "RESILE_OUTPUT_DIR" in os.environ:  # only a pool sets it
+        if Path(os.environ.get("RESILE_OUTPUT_DIR", "")).parent.parent.name == "jobs":  # of an agent
             time.sleep(args.pause)
 
 

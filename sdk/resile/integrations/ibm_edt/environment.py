@@ -15,7 +15,7 @@ def activate(env: Mapping[str, str]) -> None:
 
     The script's own folder is first in ``sys.path``, so that a script may bring its own ``elog`` or ``emetrics``. What
     the job sets in ``env`` stays, and so does DATA_DIR of the host. Folders to write to lie below RESILE_OUTPUT_DIR,
-    from where a pool uploads them, or in a new folder with the name of the run.
+    from where a pool uploads them, or, in a plain run, in a new folder with the name of the run.
     """
     sys.path.insert(1, str(_MODULES))
     job = current_session().job
