@@ -29,6 +29,8 @@ from .job_options import JobOptions, PackedJob, pack_job
 from .pool.home import read_pool
 
 DEFAULT_HOME = Path("~/.resile")
+LATEST = "@latest"
+"""After the name of jobs: the newest of them."""
 
 
 def find_server(url: str | None = None, *, home: Path | None = None) -> Server:
@@ -58,10 +60,13 @@ def find_server(url: str | None = None, *, home: Path | None = None) -> Server:
 class AsyncClient:
     """A connection to one pool; for use with ``async with``."""
 
-    def __init__(self, server: Server | str | None = None) -> None:
-        """Connect to ``server``, or to the one that `find_server` finds for this URL or without it."""
+    def __init__(self, server: Server | str | None = None, *, idempotency_key: str | None = None) -> None:
+        """Connect to ``server``, or to the one that `find_server` finds for this URL or without it.
+
+        A command that clients send with the same ``idempotency_key`` takes effect once; such a client sends only one.
+        """
         self.server = server if isinstance(server, Server) else find_server(server)
-        self._requests = HttpRequests(self.server)
+        self._requests = HttpRequests(self.server, idempotency_key=idempotency_key)
 
     async def __aenter__(self) -> Self:
         return self
@@ -92,17 +97,30 @@ class AsyncClient:
         """Return the submitted spec, which `submit` accepts again."""
         return self._requests.parse(JobSpec, await self._requests.request("GET", f"jobs/{job}/spec"))
 
-    async def find(self, name: str) -> str:
-        """Return the id of the job that has the id ``name``, or is the only one of that name."""
+    async def find(self, name: str, *, newest: bool = False) -> str:
+        """Return the id of the job that has the id ``name``, or is the only one of that name.
+
+        Of several, ``NAME@latest`` is the one that was submitted last, and so is ``NAME`` if ``newest``.
+        """
         jobs = await self.jobs()
         if any(job.id == name for job in jobs):
             return name
         found = [job.id for job in jobs if job.name == name]
-        if len(found) > 1:
-            raise UsageError(f"{len(found)} jobs are named {name}: use one of their ids, {', '.join(found)}")
+        if not found and name.endswith(LATEST):
+            found, newest = [job.id for job in jobs if job.name == name.removesuffix(LATEST)], True
         if not found:
             raise UsageError(f"there is no job {name}: `resile jobs` lists them")
-        return found[0]
+        if len(found) > 1 and not newest:
+            ids = ", ".join(found)
+            raise UsageError(f"{len(found)} jobs are named {name}: use one of their ids, {ids}, or {name}{LATEST}")
+        return found[-1]
+
+    async def find_model(self, name: str) -> str:
+        """Return the id of the job ``name``; of several of this name, the one with the newest model, if one has any."""
+        models = await self.models()
+        named = [model.job for model in models if model.name == name.removesuffix(LATEST)]
+        is_id = any(job.id == name for job in await self.jobs())
+        return named[0] if named and not is_id else await self.find(name, newest=True)
 
     async def upload(self, content: bytes) -> str:
         """Upload packed code (`resile.package.pack`); return its key for `JobSpec.package`."""

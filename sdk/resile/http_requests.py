@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import re
 import secrets
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
@@ -20,6 +21,9 @@ from resile_shared.http import api
 PATIENCE_SECONDS = 60.0  # longer than one silent read
 _PAUSE_SECONDS = 0.5
 _RETRY_SECONDS = 15.0  # longer than a monitor takes to start again
+_KEY_HEADER = "Idempotency-Key"
+_KEY = re.compile(r"[!-~]{1,200}")
+_AGAIN = f"with the same {_KEY_HEADER}"
 _TRANSFERS = 3
 """A download is attempted at most this many times: a file of a running job may be replaced while it is sent."""
 _BROKEN = (aiohttp.ClientConnectionError, aiohttp.ClientPayloadError, TimeoutError)
@@ -121,6 +125,12 @@ class Refused(ResileError):
         super().__init__(detail)
         self.status, self.code = status, code
 
+    def with_key(self, key: str) -> "Refused":
+        """Return the error with the key of the request, if its text says that the key should be used again."""
+        if _AGAIN not in str(self):
+            return self
+        return Refused(f"{self} (--idempotency-key {key})", status=self.status, code=self.code)
+
 
 def is_outage(error: Unreachable | Refused) -> bool:
     """Whether the same request may succeed later."""
@@ -130,8 +140,12 @@ def is_outage(error: Unreachable | Refused) -> bool:
 class HttpRequests:
     """The connection of one client to one pool."""
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: Server, *, idempotency_key: str | None = None) -> None:
+        """``idempotency_key`` is that of the one command that is sent; without it, each has a new one."""
+        if idempotency_key is not None and not _KEY.fullmatch(idempotency_key):
+            raise UsageError("an idempotency key must be 1 to 200 visible ASCII characters: choose another one")
         self.server = server
+        self._idempotency_key = idempotency_key
         self._http = aiohttp.ClientSession(headers={"Authorization": f"Bearer {server.token}"}, timeout=_TIMEOUT)
 
     async def close(self) -> None:
@@ -150,7 +164,8 @@ class HttpRequests:
         self, method: str, path: str, *, headers: Mapping[str, str] | None = None, **options: Any
     ) -> bytes:
         """Send until there is an answer; the idempotency key makes the request take effect once."""
-        keyed = {"Idempotency-Key": secrets.token_hex(16), **(headers or {})}
+        key = self._idempotency_key or secrets.token_hex(16)
+        keyed = {_KEY_HEADER: key, **(headers or {})}
         deadline = time.monotonic() + _RETRY_SECONDS
         while True:
             try:
@@ -165,7 +180,7 @@ class HttpRequests:
                 raise NoPool(self.server) from error
             except Refused as error:
                 if error.status != 503 or time.monotonic() > deadline:
-                    raise
+                    raise error.with_key(key) from None
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def download(self, path: str, file: Path, **query: str) -> None:

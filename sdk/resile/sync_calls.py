@@ -46,9 +46,16 @@ class SyncCalls:
         """Return the submitted spec, which `submit` accepts again."""
         return self._run(self._client.spec(job))
 
-    def find(self, name: str) -> str:
-        """Return the id of the job that has the id ``name``, or is the only one of that name."""
-        return self._run(self._client.find(name))
+    def find(self, name: str, *, newest: bool = False) -> str:
+        """Return the id of the job that has the id ``name``, or is the only one of that name.
+
+        Of several, ``NAME@latest`` is the one that was submitted last, and so is ``NAME`` if ``newest``.
+        """
+        return self._run(self._client.find(name, newest=newest))
+
+    def find_model(self, name: str) -> str:
+        """Return the id of the job ``name``; of several of this name, the one with the newest model, if one has any."""
+        return self._run(self._client.find_model(name))
 
     def upload(self, content: bytes) -> str:
         """Upload packed code (`resile.package.pack`); return its key for `JobSpec.package`."""

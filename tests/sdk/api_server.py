@@ -138,6 +138,8 @@ class ApiServer:
         """What happens before each of the next answers that show jobs."""
         self.num_lost_answers = 0
         """How many of the next requests are handled, but never answered."""
+        self.is_unavailable = False
+        """Whether no command is answered by what should carry it out."""
         self.lines = [
             api.LogEntry(sequence=n, time=TIME, host="host-1", worker=0, stream="stdout", text=f"line {n}")
             for n in range(1, 11)
@@ -191,6 +193,8 @@ class ApiServer:
             return problem(401, "unauthorized", "no")
         if request.method == "POST":
             self.keys.append(request.headers["Idempotency-Key"])
+            if self.is_unavailable:
+                return problem(503, "unavailable", "no answer: send it again with the same Idempotency-Key")
         answer: web.StreamResponse = await handler(request)
         return answer
 

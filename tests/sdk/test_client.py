@@ -117,7 +117,7 @@ def test_the_client_and_the_command_have_an_option_for_each_field_of_a_job() -> 
     assert here - {"compat"} == JobSpec.model_fields.keys() - {"package", "script", "args"}
     parameters = set(inspect.signature(jobs.submit).parameters)
     assert here - parameters == set()
-    assert parameters - here == {"path", "args", "packages", "server", "home", "as_json", "check"}
+    assert parameters - here == {"path", "args", "packages", "server", "home", "as_json", "check", "idempotency_key"}
 
 
 def test_each_flag_of_the_command_reaches_the_job(api_server: ApiServer, tmp_path: Path) -> None:

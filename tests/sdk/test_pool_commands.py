@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from resile import http_requests
 from resile.cli import main, watch
 from resile_shared.messages.jobs import JobState
 from resile_shared.policies import PolicyName
@@ -205,6 +206,10 @@ def test_a_job_may_be_called_by_its_name_if_no_other_has_it(
     assert api_server.asked[0][0] == "/v1/jobs/digits-1/stop"
     api_server.jobs["digits-2"] = job_view("digits-2")
     assert "2 jobs are named digits" in failure(["stop", "digits"], capsys, status=2)
+    assert "or digits@latest" in failure(["stop", "digits"], capsys, status=2)
+    assert main(["stop", "digits@latest"]) == 0
+    assert api_server.asked[-1][0] == "/v1/jobs/digits-2/stop"
+    assert "there is no job other@latest" in failure(["stop", "other@latest"], capsys, status=2)
     assert "there is no job other: `resile jobs`" in failure(["stop", "other"], capsys, status=2)
 
 
@@ -222,6 +227,44 @@ def test_logs_say_when_older_lines_are_not_shown(
     assert main(["logs", "digits-1", "--tail", "4"]) == 0
     assert capsys.readouterr().err == "", "what was asked for"
     assert main(["logs", "digits-1", "--tail", "20000"]) == 2
+
+
+@pytest.mark.parametrize("name", ["digits", "digits@latest"])
+def test_a_command_that_reads_takes_the_newest_job_of_a_name_and_one_that_fetches_the_newest_model(
+    name: str, api_server: ApiServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    api_server.jobs["digits-1"] = job_view("digits-1", state=JobState.COMPLETED)
+    api_server.jobs["digits-2"] = job_view("digits-2")
+    assert main(["job", name, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["id"] == "digits-2"
+    for command in ("logs", "ledger", "trace"):
+        assert main([command, name]) == 0
+    assert main(["model", name, "-o", str(tmp_path / "model")]) == 0, "the newest job has none yet"
+    assert main(["models", name]) == 0
+    assert "digits-1" in capsys.readouterr().out
+
+
+def test_a_command_with_a_key_of_the_user_sends_it(
+    api_server: ApiServer, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands = [["submit", str(script)], ["stop", "digits"], ["drain", "host-1"], ["undrain", "host-1"]]
+    for command in commands:
+        api_server.keys.clear()
+        assert main([*command, "--idempotency-key", "night-1"]) == 0
+        assert set(api_server.keys) == {"night-1"}
+    error = failure(["stop", "digits", "--idempotency-key", "a b"], capsys, status=2)
+    assert "an idempotency key must be 1 to 200 visible ASCII characters" in error
+
+
+def test_an_error_that_asks_for_the_same_key_names_it(
+    api_server: ApiServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http_requests, "_RETRY_SECONDS", 0.0)
+    api_server.is_unavailable = True
+    error = failure(["stop", "digits-1"], capsys)
+    assert error.rstrip().endswith(f"with the same Idempotency-Key (--idempotency-key {api_server.keys[-1]})")
+    assert main(["stop", "--help"]) == 0
+    assert "--idempotency-key" in capsys.readouterr().out
 
 
 def test_followed_logs_survive_broken_connections_and_end_with_the_job(

@@ -28,7 +28,7 @@ async def list_hosts(client: "AsyncClient") -> Answer:
     return {"hosts": hosts}, host_table(hosts) if hosts else ["there are no hosts yet"]
 
 
-@pool_command(app, short_help="Move all workers off a host.")
+@pool_command(app, short_help="Move all workers off a host.", is_keyed=True)
 async def drain(
     client: "AsyncClient",
     host: Annotated[str, typer.Argument(metavar="HOST", help="Name of the host, as in `resile hosts`.")],
@@ -49,7 +49,7 @@ async def drain(
     return {"host_id": host}, [f"{host} is draining"]
 
 
-@pool_command(app, short_help="Let a drained host take workers again.")
+@pool_command(app, short_help="Let a drained host take workers again.", is_keyed=True)
 async def undrain(
     client: "AsyncClient",
     host: Annotated[str, typer.Argument(metavar="HOST", help="Name of the host, as in `resile hosts`.")],
@@ -86,7 +86,7 @@ def page_link(server: "Server") -> str:
     return f"{server.url}/#token={server.token}" if server.token else server.url
 
 
-@pool_command(app, short_help="Show or change how jobs share slots.")
+@pool_command(app, short_help="Show or change how jobs share slots.", is_keyed=True)
 async def policy(
     client: "AsyncClient",
     name: Annotated[

@@ -13,10 +13,12 @@ from resile_shared.text import printable
 from .options import (
     DEFAULT_HOME,
     Answer,
+    AnyJob,
     AsJson,
     Compat,
     Data,
     Home,
+    IdempotencyKey,
     Job,
     Mounts,
     Requirements,
@@ -109,6 +111,7 @@ def submit(
         bool,
         typer.Option("--check", help="First try a few iterations here, as `resile check`; submit if it trains."),
     ] = False,
+    idempotency_key: IdempotencyKey = None,
     server: Server = None,
     home: Home = DEFAULT_HOME,
     as_json: AsJson = False,
@@ -162,7 +165,9 @@ def submit(
     if check:
         _check(job, path)
 
-    submitted = reach(lambda client: client.submit_packed(job), server=server, home=home)
+    submitted = reach(
+        lambda client: client.submit_packed(job), server=server, home=home, idempotency_key=idempotency_key
+    )
     if submitted.warning:
         typer.echo(f"{submitted.id} is {submitted.warning}", err=True)
     show({"id": submitted.id}, [submitted.id], as_json=as_json)
@@ -221,15 +226,15 @@ async def list_jobs(client: "AsyncClient") -> Answer:
 
 
 @pool_command(app, "job", short_help="Show one job and its history.")
-async def show_job(client: "AsyncClient", job: Job) -> Answer:
+async def show_job(client: "AsyncClient", job: AnyJob) -> Answer:
     """Show one job: its progress, its slots, and its history."""
     from .tables import job_details
 
-    view = await client.whole_job(await client.find(job))
+    view = await client.whole_job(await client.find(job, newest=True))
     return view, job_details(view)
 
 
-@pool_command(app, short_help="Change the priority of a job.")
+@pool_command(app, short_help="Change the priority of a job.", is_keyed=True)
 async def priority(
     client: "AsyncClient",
     job: Job,
@@ -244,7 +249,7 @@ async def priority(
     return {"id": found}, [f"{found} has priority {number}"]
 
 
-@pool_command(app, short_help="Stop a job permanently.")
+@pool_command(app, short_help="Stop a job permanently.", is_keyed=True)
 async def stop(
     client: "AsyncClient",
     job: Job,
@@ -257,7 +262,7 @@ async def stop(
     return {"id": found}, [f"{found} is stopping"]
 
 
-@pool_command(app, short_help="Save a checkpoint of a job, and release its slots.")
+@pool_command(app, short_help="Save a checkpoint of a job, and release its slots.", is_keyed=True)
 async def pause(client: "AsyncClient", job: Job) -> Answer:
     """Save a checkpoint of a job and release its slots, until `resile resume`."""
     found = await client.find(job)
@@ -265,7 +270,7 @@ async def pause(client: "AsyncClient", job: Job) -> Answer:
     return {"id": found}, [f"{found} is pausing"]
 
 
-@pool_command(app, short_help="Resume a paused job.")
+@pool_command(app, short_help="Resume a paused job.", is_keyed=True)
 async def resume(client: "AsyncClient", job: Job) -> Answer:
     """Resume a paused job from its checkpoint, as soon as slots are free."""
     found = await client.find(job)
@@ -273,7 +278,7 @@ async def resume(client: "AsyncClient", job: Job) -> Answer:
     return {"id": found}, [f"{found} is resuming"]
 
 
-@pool_command(app, short_help="Remove a job that has ended, with all its files.")
+@pool_command(app, short_help="Remove a job that has ended, with all its files.", is_keyed=True)
 async def delete(client: "AsyncClient", job: Job) -> Answer:
     """Remove a job that has ended: its history, logs, checkpoints, model and output."""
     found = await client.find(job)

@@ -41,7 +41,7 @@ async def models(
     by_job = {model.job: model for model in found}
     chosen = []
     for name in jobs:
-        job = await client.find(name)
+        job = await client.find_model(name)
         if job not in by_job:
             raise UsageError(f"job {job} has no model: `resile models` lists the jobs that have one")
         chosen.append(by_job[job])

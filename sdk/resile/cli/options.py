@@ -82,36 +82,66 @@ Compat = Annotated[
         help="Run a script for another platform unchanged: ibm-edt (IBM Elastic Distributed Training).",
     ),
 ]
-Job = Annotated[str, typer.Argument(metavar="ID", help="The job, by id, or by name if the name is unique.")]
+Job = Annotated[
+    str, typer.Argument(metavar="ID", help="The job, by id, by name if the name is unique, or the newest: NAME@latest.")
+]
+AnyJob = Annotated[
+    str, typer.Argument(metavar="ID", help="The job, by id, or by name: the newest of several, as with NAME@latest.")
+]
+IdempotencyKey = Annotated[
+    str | None,
+    typer.Option(
+        "--idempotency-key",
+        metavar="KEY",
+        help="A command that is repeated with the same key takes effect once. Default: a new key.",
+    ),
+]
 
 
-def reach(work: Callable[["AsyncClient"], Awaitable[T]], *, server: str | None, home: Path) -> T:
-    """Do ``work`` with a client of the pool."""
+def reach(
+    work: Callable[["AsyncClient"], Awaitable[T]],
+    *,
+    server: str | None,
+    home: Path,
+    idempotency_key: str | None = None,
+) -> T:
+    """Do ``work`` with a client of the pool; it sends at most one command if it has an ``idempotency_key``."""
     from ..client import AsyncClient, find_server
 
     async def connected() -> T:
-        async with AsyncClient(find_server(server, home=home)) as client:
+        async with AsyncClient(find_server(server, home=home), idempotency_key=idempotency_key) as client:
             return await work(client)
 
     return asyncio.run(connected())
 
 
 def pool_command(
-    app: typer.Typer, name: str | None = None, *, short_help: str
+    app: typer.Typer, name: str | None = None, *, short_help: str, is_keyed: bool = False
 ) -> Callable[[Callable[..., Awaitable["Answer"]]], None]:
     """Add a command to ``app``: ``work`` is called with a client of the pool and with its own options.
 
     It returns a JSON document and lines of text, of which ``--json`` selects one. ``--server``, ``--home`` and
-    ``--json`` are added to its options.
+    ``--json`` are added to its options, and ``--idempotency-key`` if it ``is_keyed``, as what changes something is.
     """
 
     def register(work: Callable[..., Awaitable[Answer]]) -> None:
-        def command(*, server: Server = None, home: Home = DEFAULT_HOME, as_json: AsJson = False, **own: Any) -> None:
-            document, lines = reach(lambda client: work(client, **own), server=server, home=home)
+        def command(
+            *,
+            idempotency_key: IdempotencyKey = None,
+            server: Server = None,
+            home: Home = DEFAULT_HOME,
+            as_json: AsJson = False,
+            **own: Any,
+        ) -> None:
+            def of(client: "AsyncClient") -> Awaitable[Answer]:
+                return work(client, **own)
+
+            document, lines = reach(of, server=server, home=home, idempotency_key=idempotency_key)
             show(document, lines, as_json=as_json)
 
         _, *options = inspect.signature(work).parameters.values()
-        *shared, _ = inspect.signature(command).parameters.values()
+        key, *shared, _ = inspect.signature(command).parameters.values()
+        shared = [key, *shared] if is_keyed else shared
         command.__signature__ = inspect.Signature([*options, *shared])  # type: ignore[attr-defined]
         command.__name__, command.__doc__ = work.__name__, work.__doc__
         app.command(name, short_help=short_help)(command)

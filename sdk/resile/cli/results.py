@@ -11,7 +11,7 @@ import typer
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.text import printable
 
-from .options import DEFAULT_HOME, Answer, AsJson, Home, Job, Server, pool_command, reach, show
+from .options import DEFAULT_HOME, Answer, AnyJob, AsJson, Home, Server, pool_command, reach, show
 
 if TYPE_CHECKING:
     from resile_shared.http.api import JobView
@@ -22,17 +22,17 @@ app = typer.Typer(rich_markup_mode=None)
 
 
 @pool_command(app, short_help="Show how often every sample was used.")
-async def ledger(client: "AsyncClient", job: Job) -> Answer:
+async def ledger(client: "AsyncClient", job: AnyJob) -> Answer:
     """Show for each epoch of a job how many samples were used once, more than once, and never."""
     from .tables import ledger_table
 
-    view = await client.ledger(await client.find(job))
+    view = await client.ledger(await client.find(job, newest=True))
     return view, ledger_table(view)
 
 
 @app.command(short_help="Fetch the trained model.")
 def model(
-    job: Job,
+    job: AnyJob,
     *,
     output: Annotated[
         Path,
@@ -59,7 +59,7 @@ def model(
     _check_writable(output)
 
     async def work(client: "AsyncClient") -> "JobView":
-        found = await client.find(job)
+        found = await client.find_model(job)
         await client.save_model(found, output)
         return await client.job(found)
 
@@ -71,7 +71,7 @@ def model(
 
 @app.command(short_help="Fetch what the workers wrote to RESILE_OUTPUT_DIR.")
 def output(
-    job: Job,
+    job: AnyJob,
     *,
     folder: Annotated[Path, typer.Option("--output", "-o", metavar="DIR", help="Folder to write the files to.")],
     server: Server = None,
@@ -91,7 +91,7 @@ def output(
     async def work(client: "AsyncClient") -> int:
         with tempfile.TemporaryDirectory(prefix="resile-") as scratch:
             archive = Path(scratch) / "output.tar"
-            await client.save_output(await client.find(job), archive)
+            await client.save_output(await client.find(job, newest=True), archive)
             return _unpack(archive, folder)
 
     num_files = reach(work, server=server, home=home)

@@ -24,7 +24,7 @@ async def list_tenants(client: "AsyncClient") -> Answer:
     return _shown(await client.tenants())
 
 
-@pool_command(app, "set", short_help="Change the weight or the quota of a tenant.")
+@pool_command(app, "set", short_help="Change the weight or the quota of a tenant.", is_keyed=True)
 async def set_tenant(
     client: "AsyncClient",
     name: Name,
@@ -59,7 +59,7 @@ async def set_tenant(
     return _shown(await client.set_tenant(name, weight=weight, quota=quota))
 
 
-@pool_command(app, "delete", short_help="Give a tenant the default weight and no quota.")
+@pool_command(app, "delete", short_help="Give a tenant the default weight and no quota.", is_keyed=True)
 async def delete_tenant(client: "AsyncClient", name: Name) -> Answer:
     """Delete the settings of a tenant: it has weight 1 and no quota again. Its jobs and its usage stay."""
     return _shown(await client.delete_tenant(name))

@@ -9,7 +9,7 @@ import typer
 
 from resile_shared.errors import UsageError
 
-from .options import Answer, Job, pool_command
+from .options import Answer, AnyJob, pool_command
 from .tables import columns
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _NAME = 58
 @pool_command(app, short_help="Show what changed in a job, and how long each step took.")
 async def trace(
     client: "AsyncClient",
-    job: Job,
+    job: AnyJob,
     change: Annotated[
         str | None,
         typer.Argument(
@@ -46,7 +46,7 @@ async def trace(
     resile trace digits-7f3a2c
     resile trace digits-7f3a2c 4
     """
-    id_ = await client.find(job)
+    id_ = await client.find(job, newest=True)
     changes = await client.changes(id_)
     if change is None:
         return {"changes": changes}, _list(changes, show_all=show_all)

@@ -44,7 +44,7 @@ async def poll(fetch: Callable[[], Awaitable[T]]) -> AsyncIterator[T]:
 
 async def wait(client: AsyncClient, names: list[str], *, quiet: bool) -> tuple[JobSummary, ...]:
     """Return the jobs once all of them are over, as they were last seen. Raises Refused if one is deleted before."""
-    jobs: dict[str, JobSummary | None] = {await client.find(name): None for name in names}
+    jobs: dict[str, JobSummary | None] = {await client.find(name, newest=True): None for name in names}
 
     async def look() -> list[JobSummary]:
         seen = {job.id: job for job in await client.jobs()}

@@ -8,7 +8,7 @@ import typer
 
 from resile_shared.text import printable
 
-from .options import DEFAULT_HOME, AsJson, Home, Job, Server, print_json, reach, show
+from .options import DEFAULT_HOME, AnyJob, AsJson, Home, Server, print_json, reach, show
 
 if TYPE_CHECKING:
     from resile_shared.http.api import JobSummary, LogEntry
@@ -61,7 +61,7 @@ def events(
     from .tables import event_line
 
     async def work(client: "AsyncClient") -> None:
-        found = await client.find(job) if job else None
+        found = await client.find(job, newest=True) if job else None
         if follow:
             await _print_each(client.follow_events(job=found, tail=tail), event_line, as_json=as_json)
             return
@@ -73,7 +73,7 @@ def events(
 
 @app.command(short_help="Show the output of a job's workers.")
 def logs(
-    job: Job,
+    job: AnyJob,
     *,
     follow: Follow = False,
     tail: TailLines = None,
@@ -91,7 +91,7 @@ def logs(
     """
 
     async def work(client: "AsyncClient") -> None:
-        found = await client.find(job)
+        found = await client.find(job, newest=True)
         if follow:
             lines = client.follow_logs(found, tail=DEFAULT_LINES if tail is None else tail)
             await _print_each(lines, _log_line, as_json=as_json)

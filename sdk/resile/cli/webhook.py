@@ -26,7 +26,7 @@ async def list_webhooks(client: "AsyncClient") -> Answer:
     return {"webhooks": webhooks}, lines or ["there are no webhooks: add one with `resile webhook add URL`"]
 
 
-@pool_command(app, "add", short_help="Call a URL when a job completes or fails.")
+@pool_command(app, "add", short_help="Call a URL when a job completes or fails.", is_keyed=True)
 async def add_webhook(
     client: "AsyncClient",
     url: Annotated[str, typer.Argument(metavar="URL", help="Receiver of the POST requests: http:// or https://")],
@@ -54,7 +54,7 @@ async def add_webhook(
     return added, [f"{added.id} is called for {' and '.join(added.events)} jobs", f"its secret: {added.secret}"]
 
 
-@pool_command(app, "remove", short_help="Remove a webhook.")
+@pool_command(app, "remove", short_help="Remove a webhook.", is_keyed=True)
 async def remove_webhook(
     client: "AsyncClient",
     webhook: Annotated[str, typer.Argument(metavar="ID", help="The webhook, as in `resile webhook list`.")],
