@@ -191,10 +191,10 @@ class AsyncClient:
         return (await self._requests.get(api.TenantList, "tenants")).tenants
 
     async def set_tenant(
-        self, tenant: str, *, weight: int | None = None, quota: int | None = None
+        self, tenant: str, *, weight: int | None = None, quota: int | None = None, cap: int | None = None
     ) -> tuple[api.TenantView, ...]:
-        """Change what a tenant gets of the slots, and return all tenants; None leaves it as it is."""
-        body = {"weight": weight, "quota": quota}
+        """Change what a tenant gets of the slots, and return all tenants; None leaves it as it is, 0 is no cap."""
+        body = {"weight": weight, "quota": quota, "cap": cap}
         answer = await self._requests.request("PUT", f"tenants/{quote(tenant, safe='')}", json=body)
         return self._requests.parse(api.TenantList, answer).tenants
 

@@ -109,10 +109,10 @@ class SyncCalls:
         return self._run(self._client.tenants())
 
     def set_tenant(
-        self, tenant: str, *, weight: int | None = None, quota: int | None = None
+        self, tenant: str, *, weight: int | None = None, quota: int | None = None, cap: int | None = None
     ) -> tuple[api.TenantView, ...]:
-        """Change what a tenant gets of the slots, and return all tenants; None leaves it as it is."""
-        return self._run(self._client.set_tenant(tenant, weight=weight, quota=quota))
+        """Change what a tenant gets of the slots, and return all tenants; None leaves it as it is, 0 is no cap."""
+        return self._run(self._client.set_tenant(tenant, weight=weight, quota=quota, cap=cap))
 
     def delete_tenant(self, tenant: str) -> tuple[api.TenantView, ...]:
         """Reset a tenant to the default weight and quota; return all tenants."""

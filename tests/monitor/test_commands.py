@@ -248,17 +248,17 @@ async def test_tenants_are_changed_and_shown_as_they_are_stored(monitors: Monito
     await answering.listen()
     await scene.store_job(job())
     monitor = await monitors.start()
-    default = {"id": "default", "weight": 1, "quota": 0, "is_configured": False, "jobs": 1, "workers": 2}
+    default = {"id": "default", "weight": 1, "quota": 0, "cap": 0, "is_configured": False, "jobs": 1, "workers": 2}
     assert (await monitor.get("/v1/tenants", TenantList)).model_dump(mode="json") == {"tenants": [default]}
-    stored = TenantsRecord(tenants={"vision": TenantShare(weight=2, quota=3)})
+    stored = TenantsRecord(tenants={"vision": TenantShare(weight=2, quota=3, cap=4)})
     await scene.scheduler.bucket(TENANTS).create(TENANTS_KEY, stored)
-    vision = {"id": "vision", "weight": 2, "quota": 3, "is_configured": True, "jobs": 0, "workers": 0}
+    vision = {"id": "vision", "weight": 2, "quota": 3, "cap": 4, "is_configured": True, "jobs": 0, "workers": 0}
     async with monitor.http.put("/v1/tenants/vision", json={"quota": 3}) as answer:
         assert (answer.status, await answer.json()) == (200, {"tenants": [default, vision]})
     async with monitor.http.delete("/v1/tenants/vision") as answer:
         assert answer.status == 200
     assert answering.asked == [
-        ("tenant.set", {"tenant_id": "vision", "weight": None, "quota": 3}),
+        ("tenant.set", {"tenant_id": "vision", "weight": None, "quota": 3, "cap": None}),
         ("tenant.delete", {"tenant_id": "vision"}),
     ]
     for body in ({"quota": -1}, {"weight": 0}, {"weight": 1.5}, {"quota": 10**9}, {"limit": 3}):

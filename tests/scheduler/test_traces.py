@@ -344,7 +344,7 @@ def test_sizes_of_a_workload_and_tenants_of_a_history(tmp_path: Path) -> None:
     changes = [traces.event(3, "resile.pool.tenant", share), traces.event(5, "resile.pool.tenant", gone)]
     workload = read_trace(str(traces.write(tmp_path, [*traces.story(), *changes])))
     assert [(request.time, request.request) for request in workload.requests] == [
-        (3, TenantSet(tenant_id="red", weight=3, quota=2)),
+        (3, TenantSet(tenant_id="red", weight=3, quota=2, cap=0)),
         (5, TenantDelete(tenant_id="red")),
         (47, JobPriority(job_id="job-2", priority=10_000)),
     ]

@@ -514,16 +514,18 @@ def test_the_policy_is_shown_and_changed(api_server: ApiServer, capsys: pytest.C
 
 def test_tenants_are_listed_changed_and_deleted(api_server: ApiServer, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["tenant", "list"]) == 0
-    table = ["TENANT  WEIGHT  QUOTA  JOBS  WORKERS", "vision  2       16     1     8"]
+    table = ["TENANT  WEIGHT  QUOTA  CAP  JOBS  WORKERS", "vision  2       16     -    1     8"]
     assert capsys.readouterr().out.splitlines() == table
     assert main(["tenant", "set", "vision", "--weight", "2", "--json"]) == 0
-    vision = {"id": "vision", "weight": 2, "quota": 16, "is_configured": True, "jobs": 1, "workers": 8}
+    vision = {"id": "vision", "weight": 2, "quota": 16, "cap": 0, "is_configured": True, "jobs": 1, "workers": 8}
     assert json.loads(capsys.readouterr().out) == {"tenants": [vision]}
     assert main(["tenant", "set", "vision", "--quota", "16"]) == 0
+    assert main(["tenant", "set", "vision", "--cap", "24"]) == 0
     assert main(["tenant", "delete", "vision"]) == 0
     assert api_server.asked == [
-        ("/v1/tenants/vision", {"weight": 2, "quota": None}),
-        ("/v1/tenants/vision", {"weight": None, "quota": 16}),
+        ("/v1/tenants/vision", {"weight": 2, "quota": None, "cap": None}),
+        ("/v1/tenants/vision", {"weight": None, "quota": 16, "cap": None}),
+        ("/v1/tenants/vision", {"weight": None, "quota": None, "cap": 24}),
         ("/v1/tenants/vision", "DELETE"),
     ]
 
@@ -547,7 +549,7 @@ def test_usage_is_shown_by_tenant_and_job(api_server: ApiServer, capsys: pytest.
 @pytest.mark.parametrize(
     ("options", "answer"),
     [
-        (["vision"], "nothing to change for tenant vision: use --weight or --quota"),
+        (["vision"], "nothing to change for tenant vision: use --weight, --quota or --cap"),
         (["vision", "--weight", "0"], "--weight"),
         (["vision", "--quota", "-1"], "--quota"),
         (["vision", "--quota", "many"], "--quota"),

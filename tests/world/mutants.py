@@ -62,6 +62,7 @@ TESTS = {
         "tests/scheduler/test_pool_suspend.py",
         "tests/scheduler/test_simulator.py",
         "tests/scheduler/test_groups.py",
+        "tests/scheduler/test_caps.py",
     ),
     "resile_scheduler.core.slots.moves": ("tests/scheduler/test_simulator.py", "tests/scheduler/test_groups.py"),
     "resile_scheduler.core.slots.job_view": (
@@ -763,6 +764,13 @@ MUTANTS = (
         "if _is_able(job, num_slots) and job.least < needed:",
         "if _is_able(job, num_slots):",
     ),
+    Mutant(
+        "slots beyond the cap of a tenant",
+        "jobs of a tenant hold more slots than its cap while others of its jobs shrink",
+        "resile_scheduler.core.slots.decisions",
+        "        if tenant not in self._caps:\n",
+        "        if True:\n",
+    ),
     # the registry
     Mutant(
         "registry believes hellos of old incarnations",
@@ -784,6 +792,20 @@ MUTANTS = (
         _REGISTRY,
         "        if hello.host not in self._last_heard:\n            return []\n",
         "",
+    ),
+    Mutant(
+        "registry ends drains as agents restart",
+        "a host that was drained for repair gets workers again as its agent dies",
+        _REGISTRY,
+        "        if known.is_drained:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "registry drains a host twice",
+        "a drain that arrives again, after a restart, undoes an undrain",
+        _REGISTRY,
+        "self._answers.update(dict.fromkeys(record.applied_commands, Accepted()))",
+        "pass",
     ),
     # membership
     Mutant(

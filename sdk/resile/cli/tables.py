@@ -145,10 +145,13 @@ def host_table(hosts: "Iterable[HostView]") -> Iterator[str]:
 
 def tenant_table(tenants: "Iterable[TenantView]") -> Iterator[str]:
     """Show tenants, one line each."""
-    heading = ("TENANT", "WEIGHT", "QUOTA", "JOBS", "WORKERS")
+    heading = ("TENANT", "WEIGHT", "QUOTA", "CAP", "JOBS", "WORKERS")
     return columns(
         heading,
-        ((tenant.id, *map(str, (tenant.weight, tenant.quota, tenant.jobs, tenant.workers))) for tenant in tenants),
+        (
+            (tenant.id, *map(str, (tenant.weight, tenant.quota, tenant.cap or "-", tenant.jobs, tenant.workers)))
+            for tenant in tenants
+        ),
     )
 
 

@@ -351,6 +351,7 @@ class TenantView(View):
     id: str
     weight: int = Field(description="slots are divided among tenants in proportion to weights")
     quota: int = Field(description="slots that it gets before others, if its jobs can use them")
+    cap: int = Field(default=0, description="slots that its jobs never exceed together; 0: no cap")
     is_configured: bool = Field(description="whether it was configured; otherwise it is the default")
     jobs: int = Field(description="its jobs that have not ended")
     workers: int = Field(description="members of their active generations")
@@ -367,6 +368,7 @@ class NewTenant(Message):
 
     weight: int | None = Field(default=None, ge=1, le=MAX_WEIGHT)
     quota: int | None = Field(default=None, ge=0, le=MAX_QUOTA)
+    cap: int | None = Field(default=None, ge=0, le=MAX_QUOTA, description="0: no cap")
 
 
 class JobUsageView(View):

@@ -71,6 +71,7 @@ class TenantSet(Message):
     tenant_id: Id
     weight: int | None = Field(default=None, ge=1, le=MAX_WEIGHT)
     quota: int | None = Field(default=None, ge=0, le=MAX_QUOTA, description="in slots")
+    cap: int | None = Field(default=None, ge=0, le=MAX_QUOTA, description="in slots; 0: no cap")
 
 
 class TenantDelete(Message):

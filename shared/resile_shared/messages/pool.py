@@ -73,6 +73,7 @@ class TenantShare(Message):
     quota: int = Field(
         default=0, ge=0, le=MAX_QUOTA, description="slots that it gets before others, if its jobs can use them"
     )
+    cap: int = Field(default=0, ge=0, le=MAX_QUOTA, description="slots that its jobs never exceed together; 0: no cap")
 
 
 class TenantsRecord(Message):

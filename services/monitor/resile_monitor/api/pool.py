@@ -232,6 +232,7 @@ class Pool:
                     id=name,
                     weight=configured.get(name, TenantShare()).weight,
                     quota=configured.get(name, TenantShare()).quota,
+                    cap=configured.get(name, TenantShare()).cap,
                     is_configured=name in configured,
                     jobs=sum(job.tenant == name for job in active),
                     workers=sum(job.workers for job in active if job.tenant == name),

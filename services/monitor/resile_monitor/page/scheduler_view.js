@@ -99,7 +99,7 @@ function waitingTable(jobs) {
 
 function tenantTable(tenants) {
   if (!tenants.length) return h("p", { class: "empty" }, "No tenant has jobs, and none is configured.");
-  return table("", ["Tenant", "Weight", "Quota", "Jobs", "Workers"], tenants.map((tenant) => h("tr", {},
+  return table("", ["Tenant", "Weight", "Quota", "Cap", "Jobs", "Workers"], tenants.map((tenant) => h("tr", {},
     h("th", { scope: "row" }, tenant.id), h("td", {}, tenant.weight, !tenant.is_configured && h("small", {}, "default")),
-    h("td", {}, tenant.quota ? count(tenant.quota, "slot") : "none"), h("td", {}, tenant.jobs), h("td", {}, tenant.workers))));
+    h("td", {}, tenant.quota ? count(tenant.quota, "slot") : "none"), h("td", {}, tenant.cap ? count(tenant.cap, "slot") : "none"), h("td", {}, tenant.jobs), h("td", {}, tenant.workers))));
 }

@@ -8,6 +8,7 @@ from resile_shared.messages.message import at
 from resile_shared.messages.pool import MAX_TENANTS, PolicyRecord, TenantShare, TenantsRecord
 from resile_shared.policies import PolicyName
 
+from ..policies.caps import within_caps
 from ..policies.demand import RankedPolicy
 from ..policies.preemption import without_preemption
 from ..policies.rooms import within_rooms
@@ -86,11 +87,12 @@ class PolicyChoice:
         chosen = within_rooms(among_tenants)
         if not self._record.preemption:
             chosen = without_preemption(chosen, ranking=policy.ranking)
-        self._decisions.change_policy(chosen, cause)
+        caps = {tenant: share.cap for tenant, share in self._shares.items() if share.cap}
+        self._decisions.change_policy(within_caps(chosen, caps), cause, caps=caps)
 
 
 class TenantShares:
-    """The weights and quotas of tenants. Quotas that exceed the slots of the pool are refused when they are set."""
+    """The weights, quotas and caps of tenants. Quotas that exceed the slots of the pool are refused."""
 
     def __init__(self, pool: Pool, policy_choice: PolicyChoice) -> None:
         self._pool = pool
@@ -136,6 +138,8 @@ class TenantShares:
         before = tenants.get(request.tenant_id)
         if before is None and len(tenants) >= MAX_TENANTS:
             return f"{MAX_TENANTS} tenants are configured already: delete one first (`resile tenant delete`)"
+        if share.cap and share.quota > share.cap:
+            return f"a quota of {share.quota} exceeds the cap of {share.cap} slots: change one of them"
         others = sum(other.quota for tenant, other in tenants.items() if tenant != request.tenant_id)
         num_slots = sum(len(host.slots) for host in self._pool.hosts.values() if host.is_alive)
         if share.quota > (before.quota if before else 0) and others + share.quota > num_slots:
@@ -159,4 +163,5 @@ def _changed(before: TenantShare, request: TenantSet) -> TenantShare:
     return TenantShare(
         weight=before.weight if request.weight is None else request.weight,
         quota=before.quota if request.quota is None else request.quota,
+        cap=before.cap if request.cap is None else request.cap,
     )

@@ -279,7 +279,7 @@ def _after(start: datetime, item: HistoryItem) -> float:
 
 def _tenant_request(event: TenantEvent, start: datetime) -> UserRequest:
     share, tenant = event.share, event.tenant
-    request = TenantSet(tenant_id=tenant, weight=share.weight, quota=share.quota) if share else None
+    request = TenantSet(tenant_id=tenant, weight=share.weight, quota=share.quota, cap=share.cap) if share else None
     time = max((event.time - start).total_seconds(), 0.0)
     return UserRequest(time, request or TenantDelete(tenant_id=tenant))
 

@@ -11,6 +11,7 @@ A policy sees all jobs each time; the rest is repeated only for what has changed
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from resile_shared.messages.jobs import Intent, JobState
 
@@ -65,6 +66,7 @@ class Decisions:
         self._ends = ends
         self._gangs = gangs
         self._policy = policy
+        self._caps: Mapping[str, int] = {}
         self._is_suspended = False
         self._groups = HostGroups(pool)
         self._views: dict[str, JobView] = {}
@@ -79,9 +81,9 @@ class Decisions:
         self._supply = Supply(pool)
         self._moves = Moves(pool, self._groups, self._supply, self._views)
 
-    def change_policy(self, policy: Policy, cause: str) -> None:
-        """Use ``policy`` from now on; ``cause`` is the reason in the histories."""
-        self._policy = policy
+    def change_policy(self, policy: Policy, cause: str, *, caps: Mapping[str, int] = MappingProxyType({})) -> None:
+        """Use ``policy`` from now on, with ``caps`` of tenants; ``cause`` is the reason in the histories."""
+        self._policy, self._caps = policy, caps
         self._pool.changed(None, cause)
 
     def suspend(self) -> None:
@@ -328,7 +330,7 @@ class Decisions:
             job.intend(Intent.SUSPEND, target.reason, now=now)
             self._pool.touch(job)
             return
-        free = frozenset(slot for slot in wanted if self._supply.is_free(slot))
+        free = self._within_cap(job, [slot for slot in wanted if self._supply.is_free(slot)], wanted)
         change = next_change(job, target, wanted, free=free, pool=self._pool)
         if change is not None:
             self._allocator.apply(job, change, now=now)
@@ -337,6 +339,19 @@ class Decisions:
         if job.record.state is JobState.QUEUED and job.record.kind != "queued":
             job.note("queued", _reason(job, target), now=now)
             self._pool.touch(job)
+
+    def _within_cap(self, job: Job, free: Sequence[SlotId], wanted: Sequence[SlotId]) -> frozenset[SlotId]:
+        """Return those of ``free`` that ``job`` may take now: slots that others of its tenant still hold count.
+
+        A worker that takes another one's place counts with it.
+        """
+        tenant = job.record.spec.tenant
+        if tenant not in self._caps:
+            return frozenset(free)
+        jobs = [other for other in self._pool.jobs.values() if other.record.spec.tenant == tenant]
+        kept = sum(slot in wanted for slot in job.held.values())
+        room = self._caps[tenant] - sum(len(other.workers) for other in jobs if other is not job) - kept
+        return frozenset(free[: max(0, room)])
 
 
 def _describe(causes: Sequence[Cause], job: Job) -> str:
