@@ -312,6 +312,19 @@ async def test_an_address_that_names_no_view_says_so(monitors: Monitors, scene: 
         await seen.waits_for("dt", "Slots in use")
 
 
+@needs_browser
+@pytest.mark.parametrize(("state", "verb"), [(HostState.UP, "drain"), (HostState.DRAINING, "undrain")])
+async def test_a_host_is_drained_and_undrained(monitors: Monitors, scene: Scene, state: HostState, verb: str) -> None:
+    await scene.store_host(host(state=state))
+    monitor = await monitors.start()
+    async with browsing() as browser, tab(browser) as seen:
+        await seen.open(monitor.url, token=TOKEN)
+        await seen.page.click(f"article button:text-is('{verb.capitalize()}')")
+        async with seen.page.expect_request(lambda request: request.method == "POST") as request:
+            await seen.page.click("dialog button:text-is('Confirm')")
+        assert (await request.value).url == f"{monitor.url}/v1/hosts/host-1/{verb}"
+
+
 def is_submission(request: Request) -> bool:
     return request.method == "POST" and request.url.endswith("/v1/jobs")
 
