@@ -47,7 +47,7 @@ async def test_a_borrowed_quota_is_given_back_and_what_was_used_is_counted(tmp_p
     assert all(hours > 0 for hours in used.values())
     assert set(used) == {"borrower", "owner"}
     assert [(change["number"], change["tenant"], change["share"]) for change in changes] == [
-        (1, "owner", {"weight": 1, "quota": 3}),
+        (1, "owner", {"weight": 1, "quota": 3, "cap": 0}),
         (2, "owner", None),
     ]
 
