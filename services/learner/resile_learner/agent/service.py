@@ -45,7 +45,8 @@ async def run(context: ServiceContext[LearnerSettings]) -> None:
     folder = await AgentFolder.open(context.settings.folder)
     try:
         await asyncio.to_thread(_check_storage, context.settings.storage)
-        await Agent(context, folder, await _load_pool_settings(context)).run()
+        async with listening(context.settings.address, context.settings.host) as port:
+            await Agent(context, folder, await _load_pool_settings(context), probe_port=port).run()
     finally:
         folder.close()
 
@@ -72,9 +73,16 @@ def _check_storage(url: str) -> None:
 
 
 class Agent:
-    """The agent of one host, in its locked ``folder``."""
+    """The agent of one host, in its locked ``folder``. Something says the name of the host on ``probe_port``."""
 
-    def __init__(self, context: ServiceContext[LearnerSettings], folder: AgentFolder, pool: PoolSettings) -> None:
+    def __init__(
+        self,
+        context: ServiceContext[LearnerSettings],
+        folder: AgentFolder,
+        pool: PoolSettings,
+        *,
+        probe_port: int | None = None,
+    ) -> None:
         self._context = context
         self._pool = pool
         self._settings = context.settings
@@ -87,23 +95,21 @@ class Agent:
         self._outputs = Outputs(self._settings.storage)
         self._own = OwnProcesses()
         self._devices: HostDevices | None = None
-        self._probe_port: int | None = None
+        self._probe_port = probe_port
         self._metrics = AgentMetrics(context.meter)
 
     async def run(self) -> None:
         """Run one incarnation after the other.
 
-        Raises ResileError when another agent runs as the same host, UsageError when the address is not one of this
-        machine, and VersionMismatch when the pool was upgraded.
+        Raises ResileError when another agent runs as the same host, and VersionMismatch when the pool was upgraded.
         """
         try:
-            async with listening(self._settings.address, self._settings.host) as self._probe_port:
-                while True:
-                    end = await self._run_incarnation(await self._next_incarnation())
-                    if end.is_superseded:
-                        raise ResileError(end.reason)
-                    logger.warning("restarting agent: %s", end.reason)
-                    self._pool = await _load_pool_settings(self._context)
+            while True:
+                end = await self._run_incarnation(await self._next_incarnation())
+                if end.is_superseded:
+                    raise ResileError(end.reason)
+                logger.warning("restarting agent: %s", end.reason)
+                self._pool = await _load_pool_settings(self._context)
         finally:
             await self._datasets.close()
 
