@@ -193,6 +193,22 @@ def test_a_recovery_repeats_the_reports_that_only_some_members_received(members:
     assert members.store.complete() == [CheckpointId(1, 5, 1)]
 
 
+def test_what_is_reported_in_a_round_that_nobody_commits_is_reported_in_the_next_one(members: Members) -> None:
+    def repeat_round() -> None:
+        for me in range(3):
+            members.parts[me].header_fields()
+
+    members.begin(5)
+    for me in range(3):
+        members.upload(me)
+    repeat_round()
+    members.round()
+    assert [len(members.upload(me)) for me in range(3)] == [2, 0, 0], "all parts are known to be stored"
+    repeat_round()
+    members.round()
+    assert not any(part.is_busy for part in members.parts.values())
+
+
 def test_a_checkpoint_that_waits_is_replaced_by_a_newer_one_everywhere(members: Members) -> None:
     for iteration in (5, 6, 7):
         members.begin(iteration)

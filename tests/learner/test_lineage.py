@@ -17,7 +17,7 @@ from resile_learner.checkpoint.manifest import CheckpointId, Manifest, manifest_
 from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.checkpoint.store import CheckpointStore, DamagedError, LineageFencedError, load_agreed
 from resile_learner.state.flat import allocate, flatten, unflatten
-from resile_shared.storage.objects import ObjectStorage
+from resile_shared.storage.objects import ObjectStorage, StorageError
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
 
@@ -202,6 +202,46 @@ def test_a_cold_start_that_came_too_late_ends(storage: Storage) -> None:
     assert storage.start(4) == (1, 20)
 
 
+class OvertakenObjects(ObjectStorage):
+    """Before the first object is created, members of another cold start write their fence."""
+
+    def __init__(self, url: str, lineage: int) -> None:
+        super().__init__(url)
+        self._lineages = [lineage]
+
+    def create(self, key: str, content: bytes) -> bool:
+        if self._lineages:
+            CheckpointStore(self.url).fence(self._lineages.pop())
+        return super().create(key, content)
+
+
+def test_of_two_cold_starts_at_once_the_older_one_ends(storage: Storage) -> None:
+    storage.save(1, 20)
+    store = CheckpointStore(storage.folder.as_uri())
+    store._objects = OvertakenObjects(storage.folder.as_uri(), 3)
+    with pytest.raises(LineageFencedError):
+        store.fence(2)
+    assert storage.start(3) == (1, 20)
+
+
+class HaltingObjects(ObjectStorage):
+    """Whoever deletes a folder ends when some of it is deleted, in any order."""
+
+    def delete_folder(self, prefix: str) -> None:
+        self.delete(key for key in self.sizes(prefix) if "/part-" in key)
+        raise StorageError("delete a folder", "the process was killed", "start it again")
+
+
+def test_a_checkpoint_that_is_half_deleted_is_none(storage: Storage) -> None:
+    old = storage.save(1, 10)
+    storage.save(1, 20)
+    store = CheckpointStore(storage.folder.as_uri())
+    store._objects = HaltingObjects(storage.folder.as_uri())
+    with pytest.raises(StorageError):
+        store.prune(1, lineage=1)
+    assert manifest_key(old.name) not in storage.objects.sizes("checkpoints/")
+
+
 def test_a_lineage_that_began_with_nothing_has_no_older_checkpoints(storage: Storage) -> None:
     assert storage.start(2) is None
     storage.save_late(1, 30)
@@ -226,6 +266,17 @@ def test_pruning_removes_the_fences_and_starts_that_nothing_needs_any_more(stora
     left = {lineage_of(key) for key in storage.objects.sizes("checkpoints/")}
     assert left == {4}
     assert storage.start(5) == (4, 40)
+
+
+def test_pruning_keeps_what_the_oldest_lineage_began_with(storage: Storage) -> None:
+    """An initial member that has been slow must not decide once more."""
+    storage.save(1, 10)
+    assert storage.start(2) == (1, 10)
+    storage.save(2, 20)
+    storage.prune(2)
+    start = CheckpointStore(storage.folder.as_uri()).read_start(2)
+    assert start is not None
+    assert start.base == CheckpointId(1, 10, 1)
 
 
 @pytest.mark.parametrize("checkpoint", ["lineage-2/000000000001-g1", "newest"])

@@ -73,6 +73,28 @@ async def test_what_an_agent_could_not_tell_the_next_one_tells_first_and_once(po
     reader.task.cancel()
 
 
+async def test_what_is_on_its_way_is_kept_until_it_is_published(pool: Pool, tmp_path: Path) -> None:
+    """The agent may end meanwhile, with the machine's power or by a signal; and a scheduler waits for what it has."""
+    await pool.bus("scheduler")
+    bus = await pool.bus("learner")
+    reader = Reader(await pool.bus("monitor"))
+    spool = tmp_path / "facts"
+    queue = ReportQueue(bus, Spool(spool))
+    queue.put(checkpoint(1))
+    await pool.kill()
+    sending = asyncio.create_task(queue.flush())
+    await until(lambda: not bus.is_up)
+    await asyncio.sleep(0)  # it has begun
+    assert queue.num_facts == 1
+    assert ReportQueue(bus, Spool(spool)).num_facts == 1
+    sending.cancel()
+    await asyncio.wait({sending})
+    await pool.server.start()
+    await queue.flush()
+    await until(lambda: reader.seen == [("checkpoint", 1)])
+    reader.task.cancel()
+
+
 async def test_what_a_worker_repeats_waits_once(pool: Pool, tmp_path: Path) -> None:
     await pool.bus("scheduler")
     queue = ReportQueue(await pool.bus("learner"), Spool(tmp_path / "reports"))

@@ -250,6 +250,18 @@ def test_a_drain_happens_once_and_is_answered_every_time() -> None:
     assert bench.stored["host-1"].state is HostState.UP
 
 
+def test_a_host_that_drains_goes_on_draining_however_often_it_says_hello() -> None:
+    bench = Bench()
+    bench.tell(hello("host-1", slots=4))
+    bench.tell(DrainRequested("c1", HostDrain(host_id="host-1", deadline_seconds=30.0)))
+    drained = bench.stored["host-1"]
+    assert bench.tell(hello("host-1", slots=4)) == []
+    bench.tell(hello("host-1", slots=2))
+    changed = bench.stored["host-1"]
+    assert (changed.state, changed.drain_deadline) == (HostState.DRAINING, drained.drain_deadline)
+    assert len(changed.slots) == 2
+
+
 def test_a_drain_of_nobody_is_refused_with_a_reason() -> None:
     bench = Bench()
     [reply] = bench.tell(HostChangeRequested("c1", HostDrain(host_id="host-9")))

@@ -630,6 +630,29 @@ def test_a_worker_on_a_slot_that_its_host_does_not_have_holds_nothing() -> None:
     assert bench.scheduler.holders() == {"host-1/0": "job-1"}
 
 
+def test_a_worker_on_a_slot_that_another_one_holds_holds_nothing() -> None:
+    bench = Bench(1)
+    bench.submit()
+    bench.activate()
+    bench.beat(worker(0, state="member"), worker(7, 0))
+    assert bench.scheduler.holders() == {"host-1/0": "job-1"}
+    bench.beat(gone(0, kind="killed"), worker(7, 0))
+    assert bench.scheduler.holders() == {"host-1/0": "job-1"}, "it is known once the slot has no other holder"
+
+
+def test_an_incarnation_that_was_lost_stays_lost() -> None:
+    bench = Bench(1)
+    bench.submit()
+    for state in (HostState.LOST, HostState.LEFT):
+        num_written = len(bench.allocations)
+        bench.host("host-1", 1, state=state)
+        bench.host("host-1", 1)
+        bench.beat()
+        assert not any(allocation.placements for allocation in bench.allocations[num_written:])
+        bench.host("host-1", 1, incarnation=2)
+    assert bench.newest().placements[0].incarnation == 2
+
+
 def test_reports_about_jobs_that_are_unknown_or_over_have_no_effect() -> None:
     bench = Bench(1)
     bench.submit()
@@ -886,6 +909,25 @@ def test_a_crash_while_a_slot_is_handed_on_does_not_matter(num_stored: int) -> N
     bench.beat()
     assert bench.newest("job-1").placements[0].slot_name == "host-1/0"
     assert not bench.newest("job-2").placements
+
+
+def test_a_job_keeps_the_slot_that_another_one_gave_up_though_the_bus_did_not_store_that() -> None:
+    bench = Bench(1)
+    bench.submit(1)
+    bench.listen()
+    before = bench.newest("job-1")
+    bench.tell(JobChangeRequested("pause", JobPause(job_id="job-1")))
+    bench.submit(2)
+    bench.beat(gone(0, 0, kind="killed"))
+    assert not bench.newest("job-1").placements
+    (placement,) = bench.newest("job-2").placements
+    for held_first in (before, bench.newest("job-2")):
+        newest = {"job-1": before, "job-2": bench.newest("job-2")}
+        bench.allocations = [newest.pop(held_first.job), *newest.values()]
+        bench.restart()
+        bench.beat(worker(placement.worker, 0, job="job-2"))
+        assert bench.newest("job-2").placements[0].worker == placement.worker
+        assert bench.scheduler.holders() == {"host-1/0": "job-2"}
 
 
 @pytest.mark.parametrize("reached", ["submit", "listen", "activate"])

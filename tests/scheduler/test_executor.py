@@ -13,12 +13,25 @@ from resile_shared.bus import subjects
 from resile_shared.bus.buckets import Bucket, FencedError
 from resile_shared.bus.client import Bus
 from resile_shared.bus.envelope import Received
-from resile_shared.bus.subjects import ALLOCATIONS, EVENTS, JOBS, LEASE
+from resile_shared.bus.subjects import (
+    ALLOCATIONS,
+    EVENTS,
+    JOBS,
+    LEASE,
+    NUMBERS,
+    NUMBERS_KEY,
+    POLICY,
+    TENANTS,
+    USAGE,
+    BucketSpec,
+)
 from resile_shared.messages.allocations import Allocation, Placement
 from resile_shared.messages.commands import Accepted
 from resile_shared.messages.instructions import AssignJobs, Instruction, PauseWorkers
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobState
 from resile_shared.messages.message import at
+from resile_shared.messages.pool import PolicyRecord, TenantsRecord
+from resile_shared.messages.usage import RemovedUsage
 from resile_testing.fixtures import Pool
 from resile_testing.waiting import until
 
@@ -126,6 +139,53 @@ async def test_no_allocation_is_stored_before_its_record(pool: Pool) -> None:
         await carry_out(executor, Batch(records=((record("job-1"), ()),), allocations=(allocation("job-1", 1),)))
     assert raised.group_contains(FencedError)
     assert not await bus.bucket(ALLOCATIONS).keys()
+
+
+@pytest.mark.parametrize("what", [JOBS, POLICY, TENANTS], ids=lambda what: what.name)
+async def test_no_request_is_answered_before_what_it_changed_is_stored(pool: Pool, what: BucketSpec[Any]) -> None:
+    """Else what was accepted is forgotten if the leader ends in between: a later one takes over at that moment."""
+    bus = await pool.bus("scheduler")
+    lease, executor = await leader(bus, "old")
+    await executor.read()
+    await bus.bucket(what).take_over(lease.epoch + 1)
+    answer = executor.answer_to("request")
+    batch = Batch(
+        records=((record("job-1"), ()),) if what is JOBS else (),
+        policy=PolicyRecord(number=1),
+        tenants=TenantsRecord(number=1),
+        answers=(("request", Accepted()),),
+    )
+    with pytest.raises((FencedError, ExceptionGroup)):
+        await carry_out(executor, batch)
+    assert not answer.done()
+
+
+async def test_what_removed_jobs_have_used_is_stored_before_anything_else(pool: Pool) -> None:
+    """A record that says that it is counted must not be stored alone."""
+    bus = await pool.bus("scheduler")
+    lease, executor = await leader(bus, "old")
+    await executor.read()
+    await bus.bucket(JOBS).take_over(lease.epoch + 1)
+    with pytest.raises(ExceptionGroup) as raised:
+        await carry_out(executor, Batch(records=((record("job-1"), ()),), usage=(RemovedUsage(tenant="a"),)))
+    assert raised.group_contains(FencedError)
+    assert await bus.bucket(USAGE).keys() == ["a"]
+
+
+async def test_of_a_job_that_is_removed_the_number_is_kept_and_the_record_goes_last(pool: Pool) -> None:
+    """A leader that ends in between leaves a record, by which the next one goes on with the removal."""
+    bus = await pool.bus("scheduler")
+    lease, executor = await leader(bus, "old")
+    await executor.read()
+    await carry_out(executor, Batch(records=((record("job-7"), ()),), allocations=(allocation("job-7", 1),)))
+    await bus.bucket(JOBS).take_over(lease.epoch + 1)
+    with pytest.raises(FencedError):
+        await executor.remove("job-7")
+    assert await bus.bucket(JOBS).keys() == ["job-7"]
+    assert await bus.bucket(ALLOCATIONS).keys() == []
+    number = await bus.bucket(NUMBERS).get(NUMBERS_KEY)
+    assert number is not None
+    assert number.value.number == 7
 
 
 async def test_a_slot_is_given_up_in_storage_before_it_is_given(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,12 @@
 
 import asyncio
 from contextlib import aclosing
+from typing import Any
 
 import pytest
 
-from resile_scheduler.lease import LeadershipLost, Lease
-from resile_shared.bus.buckets import Bucket
+from resile_scheduler.lease import LeadershipLost, Lease, _Standby
+from resile_shared.bus.buckets import Bucket, Entry
 from resile_shared.bus.subjects import LEASE, LEASE_KEY
 from resile_shared.messages.pool import Lease as Record
 from resile_testing.fixtures import Pool
@@ -66,6 +67,46 @@ async def test_who_did_not_renew_in_time_looks_before_it_acts(pool: Pool) -> Non
     await second.acquire()
     with pytest.raises(LeadershipLost):
         await first.confirm()
+
+
+async def test_a_lease_is_trusted_from_the_beginning_of_its_renewal(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A standby counts from the moment at which it is stored; the answer may come much later."""
+    now, update = 0.0, Bucket.update
+
+    async def update_slowly(*args: Any, **options: Any) -> int:
+        nonlocal now
+        revision = await update(*args, **options)
+        now += 9.0
+        return revision
+
+    monkeypatch.setattr(Bucket, "update", update_slowly)
+    bucket = await leases(pool)
+    leader = Lease(bucket, holder="leader", seconds=10.0, clock=lambda: now)
+    await leader.acquire()
+    now = 10.0
+    await leader.confirm()
+    renewed = await bucket.get(LEASE_KEY)
+    now += 0.9
+    await leader.confirm()
+    assert await bucket.get(LEASE_KEY) == renewed
+    now += 0.1
+    await leader.confirm()
+    assert await bucket.get(LEASE_KEY) != renewed
+
+
+def test_a_standby_counts_only_the_time_in_which_it_could_look() -> None:
+    standby = _Standby(patience=8.0)
+    entry = Entry(LEASE_KEY, Record(epoch=1, holder="leader", counter=3), revision=7)
+
+    def first_moment(begin: int) -> int:
+        return next(now for now in range(begin, begin + 20) if standby.may_take(entry, begun=now, now=now))
+
+    for now in range(4):
+        assert not standby.may_take(entry, begun=now, now=now)
+    assert first_moment(100) == 108
+    assert first_moment(109) == 109, "it looks all the time"
 
 
 async def test_a_disconnected_bus_does_not_count_as_silence(pool: Pool) -> None:

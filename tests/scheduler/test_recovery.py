@@ -450,6 +450,18 @@ def test_a_worker_killed_after_training_was_complete_does_not_matter() -> None:
     assert bench.records["job-1"].state is JobState.COMPLETED
 
 
+def test_a_recovery_that_the_completion_overtakes_is_followed_by_no_other() -> None:
+    bench = running(3)
+    bench.beat(member(0), member(1), gone(2, kind="killed"))
+    recovery = bench.newest()
+    assert recovery.is_recovery
+    bench.report(result(), generation=1)
+    bench.beat(gone(0, kind="finished"), member(1))
+    assert bench.newest() == recovery
+    bench.beat(gone(1, kind="finished"))
+    assert bench.records["job-1"].state is JobState.COMPLETED
+
+
 def test_a_new_scheduler_carries_a_recovery_on() -> None:
     bench = running(3)
     bench.beat(member(0), member(1), gone(2, kind="killed"))

@@ -6,8 +6,8 @@ from hypothesis import given
 
 from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.events import Command, ProbeExpired, ProbeHost, StateRestored, StopWorkers
-from resile_scheduler.core.state.suspicions import largest_connected_set
-from resile_shared.messages.hosts import HostState
+from resile_scheduler.core.state.suspicions import SuspicionTracker, largest_connected_set
+from resile_shared.messages.hosts import Address, Heartbeat, HostState, WorkerReport
 from resile_shared.messages.jobs import JobState
 from resile_shared.messages.reports import Evidence, PeerSuspected
 
@@ -209,6 +209,46 @@ def test_accusations_end_with_the_generation_in_which_they_were_made() -> None:
         bench.report(switched(0, 1, 2), generation=bench.newest().generation)
     late = PeerSuspected(suspect=2, evidence="broken link", reason="the connection broke")
     assert bench.report(late, worker=0, generation=1) == []
+
+
+def test_an_accusation_that_is_not_repeated_is_forgotten() -> None:
+    suspicions = SuspicionTracker()
+    suspicions.add((0, 2), "silence", now=0.0, seconds=3.0)
+    suspicions.add((1, 3), "silence", now=2.9, seconds=3.0)
+    members = frozenset(range(4))
+    assert suspicions.judge(members, now=2.9, seconds=3.0).mute == {2, 3}
+    assert suspicions.judge(members, now=3.0, seconds=3.0).mute == {3}
+    assert not suspicions.judge(members, now=6.0, seconds=3.0).mute
+
+
+def test_accusations_of_an_earlier_generation_evict_nobody_in_the_next_one() -> None:
+    bench = two_hosts()
+    bench.host("host-3", 1)
+    bench.beat(worker(4, 0), host="host-3")
+    accuse(bench, 0, 2, "silence")
+    bench.switch(iteration=7)
+    [probe] = accuse(bench, 1, 4)
+    assert isinstance(probe, ProbeHost)
+    bench.beat(worker(4, 0, state="member"), host="host-3")
+    bench.tell(ProbeExpired(probe.host, probe.incarnation, probe.beat))
+    assert named(bench) == [0, 1, 2, 3, 4]
+
+
+def test_a_probe_of_an_earlier_incarnation_of_a_host_says_nothing_of_the_next_one() -> None:
+    bench = two_hosts()
+    [probe] = accuse(bench, 0, 2)
+    assert isinstance(probe, ProbeHost)
+    bench.host("host-2", 1, incarnation=2)
+    bench.switch(iteration=7)
+    place = bench.newest().placements[-1]
+    assert (place.host, place.incarnation) == ("host-2", 2)
+    address = Address(host="h", port=1)
+    joiner = WorkerReport(job="job-1", worker=place.worker, slot=0, state="starting", address=address)
+    bench.tell(Heartbeat(host="host-2", incarnation=2, number=1, workers=(joiner,)))
+    bench.switch(iteration=9)
+    accuse(bench, 0, place.worker)
+    bench.tell(ProbeExpired(probe.host, probe.incarnation, probe.beat))
+    assert not bench.newest().is_recovery
 
 
 def test_members_that_wait_for_a_recovery_of_a_complete_job_are_ended() -> None:

@@ -229,6 +229,36 @@ async def test_a_message_whose_handler_fails_goes_to_the_dead_letters_and_stops_
     assert letter.reason == "registry failed to handle it: RuntimeError: cannot digest it"
 
 
+async def test_what_could_not_be_handled_has_its_effect_when_it_is_sent_again(pool: Pool) -> None:
+    registry, learner = await pool.bus("registry"), await pool.bus("learner")
+    scheduler, publisher = await pool.bus("scheduler"), await pool.bus("publisher")
+    calls: list[str] = []
+
+    def fail_first(message_id: str) -> None:
+        calls.append(message_id)
+        if calls.count(message_id) == 1:
+            raise RuntimeError("not now")
+
+    async def beat(received: Received[Heartbeat]) -> None:
+        fail_first(received.id)
+
+    async def stop(received: Received[JobStop]) -> Accepted:
+        fail_first(received.id)
+        return Accepted()
+
+    await registry.subscribe(subjects.HEARTBEATS, Heartbeat, beat)
+    await scheduler.answer(STOP, JobStop, stop)
+    await registry.connection.flush()
+    once = Heartbeat(host="host-1", incarnation=1, number=1)
+    for message_id in ("beat", "beat", "beat", "last"):
+        headers = headers_for(once, source="test", message_id=message_id)
+        await learner.connection.send(subjects.heartbeat("host-1"), encode(once), headers=headers)
+    answers = [await publisher.ask(STOP, JobStop(job_id="job-1"), message_id="stop") for _ in range(3)]
+    await until(lambda: "last" in calls)
+    assert [type(answer) for answer in answers] == [Refused, Accepted, Accepted]
+    assert sorted(calls) == ["beat", "beat", "last", "stop", "stop"]
+
+
 GARBAGE: tuple[tuple[dict[str, str], bytes], ...] = (
     ({}, b""),
     ({"a": "b"}, b"\x00\xff\xfe"),

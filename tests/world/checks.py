@@ -212,7 +212,13 @@ class Checks:
                 self.break_promise(f"{key} is stored before its part {part.number}")
 
     def on_delete(self, key: str, objects: Mapping[str, bytes]) -> None:
-        """An object is about to be deleted: the checkpoint of a start is kept until its members have a newer one."""
+        """An object is about to be deleted: of a checkpoint its manifest comes first.
+
+        The checkpoint of a start is kept until its members have a newer one.
+        """
+        checkpoint, is_part, _ = key.partition("/part-")
+        if is_part and f"{checkpoint}/manifest.json" in objects:
+            self.break_promise(f"{key} is deleted before the manifest of its checkpoint")
         folder, _, name = key.removesuffix("/manifest.json").partition("/checkpoints/")
         if not key.endswith("/manifest.json") or self.has_damage:
             return

@@ -26,6 +26,9 @@ _SESSION = "resile_learner.worker.worker_session"
 _PROTOCOL = "resile_learner.training.protocol"
 _CHECKPOINTER = "resile_learner.checkpoint.checkpointer"
 _STORE = "resile_learner.checkpoint.store"
+_EXECUTOR = "resile_scheduler.executor"
+_DELIVERY = "resile_shared.bus.delivery"
+_LOCAL_JOB = "resile.local.job"
 _REGISTRY = "resile_registry.core"
 _CORE = "resile_scheduler.core"
 _POLICIES = "resile_scheduler.policies"
@@ -51,6 +54,7 @@ TESTS = {
     "resile_learner.checkpoint": (
         "tests/learner/test_checkpoint.py",
         "tests/learner/test_checkpointer.py",
+        "tests/learner/test_checkpoint_members.py",
         "tests/learner/test_lineage.py",
         "tests/learner/test_uploads.py",
         "tests/learner/test_upload_queue.py",
@@ -94,6 +98,8 @@ TESTS = {
     "resile_scheduler.executor": ("tests/scheduler/test_executor.py", "tests/scheduler/test_service.py"),
     "resile_scheduler.service": ("tests/scheduler/test_service.py",),
     "resile_shared.bus.buckets": ("tests/shared/test_buckets.py",),
+    "resile_shared.bus.delivery": ("tests/shared/test_bus.py",),
+    "resile.local.job": ("tests/sdk/test_local_job.py",),
 }
 """What is tried when no world notices a mutant, by the beginning of its module's name."""
 
@@ -229,6 +235,20 @@ MUTANTS = (
         once_missing=True,
     ),
     Mutant(
+        "agent removes facts from its disk before they are published",
+        "they are lost with the agent if it ends meanwhile",
+        _REPORTING,
+        "        while message := next(iter(self._waiting), None):\n",
+        "        self._spool.clear()\n        while message := next(iter(self._waiting), None):\n",
+    ),
+    Mutant(
+        "agent forgets a message before it is published",
+        "one that was in flight when it stopped is lost, and a scheduler does not wait for a result",
+        _REPORTING,
+        "        while message := next(iter(self._waiting), None):\n",
+        "        while message := next(iter(self._waiting), None):\n            self._waiting.remove(message)\n",
+    ),
+    Mutant(
         "agent begins uploads again that take long",
         "each holds a thread, and the same file is uploaded several times at once",
         "resile_learner.agent.job_files",
@@ -326,6 +346,20 @@ MUTANTS = (
         "if True:",
     ),
     Mutant(
+        "scheduler adopts a worker on a slot that another one holds",
+        "it starts over, and ignores the host's heartbeats",
+        f"{_CORE}.host_events",
+        'if report.state == "gone" or slot in self._pool.holders or slot not in host.slots:',
+        'if report.state == "gone" or slot not in host.slots:',
+    ),
+    Mutant(
+        "an incarnation that is lost comes back",
+        "its workers, which were given up, hold their slots again",
+        f"{_CORE}.host_events",
+        "        if same and not same.is_alive:\n            return\n",
+        "",
+    ),
+    Mutant(
         "scheduler misses workers that disappear from the heartbeats",
         "a job waits for ever for a worker whose end nobody reported",
         f"{_CORE}.host_events",
@@ -391,6 +425,13 @@ MUTANTS = (
         "            if False:",
     ),
     Mutant(
+        "new scheduler restores first what is given up",
+        "a job whose slot was handed on keeps it from the job that runs there",
+        f"{_CORE}.takeover",
+        "sorted(event.allocations, key=self._is_abandoned)",
+        "sorted(event.allocations, key=self._is_abandoned, reverse=True)",
+    ),
+    Mutant(
         "new scheduler counts on the record of every host with a job",
         "it cannot start once the registry has removed one",
         f"{_CORE}.state.pool",
@@ -426,6 +467,27 @@ MUTANTS = (
         f"{_CORE}.outgoing",
         "PAUSE_AGAIN_SECONDS = 5.0",
         "PAUSE_AGAIN_SECONDS = 1e9",
+    ),
+    Mutant(
+        "scheduler counts accusations of long ago",
+        "workers are evicted that were slow once",
+        f"{_CORE}.state.suspicions",
+        "            if now - accusation.latest < seconds and accusation.evidence",
+        "            if accusation.evidence",
+    ),
+    Mutant(
+        "accusations outlive their generation",
+        "workers are evicted for what happened before the last change",
+        f"{_CORE}.allocator",
+        "            job.advance(iteration)\n        job.suspicions.drop_accusations()\n",
+        "            job.advance(iteration)\n",
+    ),
+    Mutant(
+        "a probe of an earlier incarnation counts for the next one",
+        "workers of a host that has just returned are evicted",
+        f"{_CORE}.losses.probing",
+        "if host is None or host.record.incarnation != probe.incarnation:",
+        "if host is None:",
     ),
     Mutant(
         "scheduler fails jobs without a result at once",
@@ -464,6 +526,13 @@ MUTANTS = (
         f"{_CORE}.losses.recovery",
         "return bool(job.suspicions.vanished or _lost(job))",
         "return False",
+    ),
+    Mutant(
+        "scheduler recovers a job whose training is complete",
+        "generations are ordered of workers that have left, and the job does not end",
+        f"{_CORE}.losses.recovery",
+        "if job.is_over or job.record.completed or not job.generations.has_started:",
+        "if job.is_over or not job.generations.has_started:",
     ),
     Mutant(
         "scheduler withdraws the only worker that a job moves to",
@@ -532,6 +601,50 @@ MUTANTS = (
         "        await _concurrently(self._store(record, items) for record, items in records)\n",
     ),
     Mutant(
+        "scheduler answers before the policy and the tenants are stored",
+        "what was accepted is forgotten in a crash",
+        _EXECUTOR,
+        "        if batch.policy is not None:\n            await self._policy.put(POLICY_KEY, batch.policy)\n",
+        "        for command, answer in batch.answers:\n"
+        "            self._answers[command].set_result(self._checked(answer))\n"
+        "        if batch.policy is not None:\n            await self._policy.put(POLICY_KEY, batch.policy)\n",
+    ),
+    Mutant(
+        "scheduler stores usage after the records that no longer hold it",
+        "what a removed job has used is not counted after a crash",
+        _EXECUTOR,
+        "        await _concurrently(self._usage.put(usage.tenant, usage) for usage in batch.usage)\n"
+        "        await _concurrently(self._store(record, items) for record, items in records)\n",
+        "        await _concurrently(self._store(record, items) for record, items in records)\n"
+        "        await _concurrently(self._usage.put(usage.tenant, usage) for usage in batch.usage)\n",
+    ),
+    Mutant(
+        "scheduler stores the number of a removed job last",
+        "after a crash another job gets it",
+        _EXECUTOR,
+        """        number = number_of(job)
+        if number > self._last_number:
+            await self._numbers.put(NUMBERS_KEY, JobNumber(number=number))
+            self._last_number = number
+        await self._allocations.remove(job)
+        await self._jobs.remove(job)
+""",
+        """        number = number_of(job)
+        await self._allocations.remove(job)
+        await self._jobs.remove(job)
+        if number > self._last_number:
+            await self._numbers.put(NUMBERS_KEY, JobNumber(number=number))
+            self._last_number = number
+""",
+    ),
+    Mutant(
+        "scheduler removes the record of a job before its allocation",
+        "after a crash nobody removes the allocation",
+        _EXECUTOR,
+        "        await self._allocations.remove(job)\n        await self._jobs.remove(job)\n",
+        "        await self._jobs.remove(job)\n        await self._allocations.remove(job)\n",
+    ),
+    Mutant(
         "scheduler reads on where it is, not where it has stored",
         "a report that it had read and not stored is lost when it crashes",
         "resile_scheduler.service",
@@ -553,6 +666,34 @@ MUTANTS = (
         "resile_scheduler.lease",
         "return begun - self._since >= self._patience",
         "return True",
+    ),
+    Mutant(
+        "a leader trusts its lease from the end of its renewal",
+        "it decides while a standby has taken over",
+        "resile_scheduler.lease",
+        "        self._trusted_until = begun + self._seconds\n",
+        "        self._trusted_until = self._clock() + self._seconds\n",
+    ),
+    Mutant(
+        "a standby counts the time in which it could not look",
+        "after an outage of the bus it takes the lease of a leader that renews it",
+        "resile_scheduler.lease",
+        "        could_not_look = now - self._looked > self._patience / 2\n",
+        "        could_not_look = False\n",
+    ),
+    Mutant(
+        "a request that could not be handled is answered so for ever",
+        "nobody can repeat it",
+        _DELIVERY,
+        '            return Refused(code="unavailable", reason=reason)\n',
+        '            answer = Refused(code="unavailable", reason=reason)\n',
+    ),
+    Mutant(
+        "a message that could not be handled counts as handled",
+        "it has no effect when it is sent again",
+        _DELIVERY,
+        '        else:\n            self._remember(b"", received.id, _DONE)\n',
+        '        self._remember(b"", received.id, _DONE)\n',
     ),
     Mutant(
         "a pause counts only the checkpoints of the active generation",
@@ -807,6 +948,13 @@ MUTANTS = (
         "self._answers.update(dict.fromkeys(record.applied_commands, Accepted()))",
         "pass",
     ),
+    Mutant(
+        "a second hello resets a drain",
+        "a host that is drained takes workers again",
+        _REGISTRY,
+        "record = known.model_copy(update={name: getattr(hello, name) for name in HostHello.model_fields})",
+        "record = HostRecord(**hello.model_dump(), state=HostState.UP, since=known.since, reason=known.reason)",
+    ),
     # membership
     Mutant(
         "members switch when one of them is ready",
@@ -889,6 +1037,20 @@ MUTANTS = (
         "        confirmed = frozenset(others)\n",
     ),
     Mutant(
+        "a leaver leaves though nobody is known to continue",
+        "the only state that is left goes with it",
+        _SESSION,
+        "        if is_needed and not self._control.view.is_released:\n",
+        "        if False:\n",
+    ),
+    Mutant(
+        "a joiner confirms nothing to those that it replaces",
+        "they wait, and hold their slots, until the job ends",
+        _SESSION,
+        "            self._leave_acknowledgement.confirm(peer, Tag(generation, 0))\n",
+        "            pass\n",
+    ),
+    Mutant(
         "members report a lost peer once",
         "a report that was lost with the scheduler is never made again",
         "resile_learner.worker.failure_detection",
@@ -924,6 +1086,56 @@ MUTANTS = (
         _PROTOCOL,
         "        while self._idle_round(facts):\n",
         "        while False:\n",
+    ),
+    Mutant(
+        "members end before they know that the completion is reported",
+        "a job whose lowest rank is lost as it completes has no result",
+        _PROTOCOL,
+        "        self._idle_round(facts)\n        self.result = result\n",
+        "        self.result = result\n",
+    ),
+    Mutant(
+        "a round is discarded after the state is handed over",
+        "a member that was behind trains with what an abandoned round has changed",
+        _PROTOCOL,
+        "            self._computation.discard_round()  # before the state is handed over\n"
+        "            is_behind = self._session.recover("
+        "lost, next_round=self._state.progress.round, state=self._state)\n",
+        "            is_behind = self._session.recover("
+        "lost, next_round=self._state.progress.round, state=self._state)\n"
+        "            self._computation.discard_round()\n",
+    ),
+    Mutant(
+        "the ledger counts what was planned",
+        "samples that were fetched twice or not at all are not noticed",
+        _PROTOCOL,
+        "            self._ledger.commit(batch.epoch, outcome.totals.indices)\n",
+        "            self._ledger.commit(batch.epoch, batch.indices)\n",
+    ),
+    Mutant(
+        "a checkpoint is taken after the switch at its boundary",
+        "it waits for parts of joiners, which have no copy of the state",
+        _PROTOCOL,
+        """        if pauses or self._checkpoints.is_due(checkpoints):
+            self._checkpoints.begin(progress.iteration, self._state)
+        if pauses:
+            self.reports.progress()
+            progress.pausing = True  # part of the state, so that a joiner pauses, too
+        if outcome.tag.generation != self._session.view.generation:  # it ended without this member, and a recovery
+            return
+        switch = self._session.agreed(outcome.named)
+        if switch:
+            self._switch(switch, outcome)
+""",
+        """        if pauses:
+            self.reports.progress()
+            progress.pausing = True
+        switch = self._session.agreed(outcome.named)
+        if switch:
+            self._switch(switch, outcome)
+        if pauses or self._checkpoints.is_due(checkpoints):
+            self._checkpoints.begin(progress.iteration, self._state)
+""",
     ),
     Mutant(
         "a cold start loads no checkpoint",
@@ -995,6 +1207,27 @@ MUTANTS = (
         "if tracker is None or self._uploads is None or not tracker.parts or tracker.name == self._committing:",
     ),
     Mutant(
+        "members forget what they have reported in a round that is repeated",
+        "a checkpoint waits for parts that are stored",
+        _CHECKPOINTER,
+        "            stored=tuple(self._unconfirmed_parts),\n",
+        "            stored=(tuple(self._unconfirmed_parts), self._unconfirmed_parts.clear())[0],\n",
+    ),
+    Mutant(
+        "members forget that they have reported a manifest in a round that is repeated",
+        "a pause never ends, and the next checkpoint waits",
+        _CHECKPOINTER,
+        "            saved=tuple(self._unconfirmed_saved),\n",
+        "            saved=(tuple(self._unconfirmed_saved), self._unconfirmed_saved.clear())[0],\n",
+    ),
+    Mutant(
+        "each member stores all parts",
+        "a checkpoint takes as long as on one worker",
+        "resile_learner.checkpoint.manifest",
+        "for number in range(rank, self._num_parts, num_ranks) if",
+        "for number in range(self._num_parts) if",
+    ),
+    Mutant(
         "checksums are not verified",
         "a job resumes from damaged parts",
         _STORE,
@@ -1008,6 +1241,29 @@ MUTANTS = (
         "        if newest > lineage:\n            raise LineageFencedError(self._objects.url, lineage, newest)\n",
         "",
         once_missing=True,
+    ),
+    Mutant(
+        "a start looks for a newer one before it has written its fence",
+        "of two starts at once the older one begins, too",
+        _STORE,
+        '        self._objects.create(fence_key(lineage), b"")\n        self._list_unfenced(lineage)\n',
+        '        self._list_unfenced(lineage)\n        self._objects.create(fence_key(lineage), b"")\n',
+    ),
+    Mutant(
+        "parts are deleted before their manifest",
+        "a checkpoint is there that cannot be loaded",
+        _STORE,
+        "            self._objects.delete([manifest_key(checkpoint.name)])\n"
+        '            self._objects.delete_folder(f"{FOLDER}{checkpoint.name}/")\n',
+        '            self._objects.delete_folder(f"{FOLDER}{checkpoint.name}/")\n'
+        "            self._objects.delete([manifest_key(checkpoint.name)])\n",
+    ),
+    Mutant(
+        "pruning removes the start of the oldest checkpoint that is kept",
+        "an initial member that comes late decides once more what its lineage began with",
+        _STORE,
+        "if oldest and number < oldest.lineage]",
+        "if oldest and number <= oldest.lineage]",
     ),
     Mutant(
         "a host has all labels",
@@ -1177,6 +1433,35 @@ MUTANTS = (
         "resile_learner.training.watch.repeatability",
         "(view.me in new or view.me == others[0])",
         "view.me in new and not others",
+    ),
+    # local runs
+    Mutant(
+        "a run that is resumed has had no start",
+        "its workers store under the lineage that is in its storage, or look for no checkpoint",
+        _LOCAL_JOB,
+        "            lineage=max(1, stored.lineage),  # a run that is resumed always looks for a checkpoint\n",
+        "            lineage=1,\n",
+    ),
+    Mutant(
+        "a run that is resumed looks for no checkpoint if none of its starts was journaled",
+        "it starts from 0 beside a checkpoint",
+        _LOCAL_JOB,
+        "            lineage=max(1, stored.lineage),",
+        "            lineage=stored.lineage,",
+    ),
+    Mutant(
+        "a run that is resumed gives ids of workers again",
+        "the logs of two workers are in one file",
+        _LOCAL_JOB,
+        "            next_worker=stored.next_worker,\n",
+        "",
+    ),
+    Mutant(
+        "a run that is resumed does not know its checkpoint",
+        "a run that is stopped before it trains seems to have nothing to resume from",
+        _LOCAL_JOB,
+        "            checkpoint=stored.checkpoint,\n",
+        "",
     ),
     # loops whose body runs once for each batch
     Mutant(

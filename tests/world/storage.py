@@ -126,7 +126,7 @@ class SimStore:
 
     def delete(self, keys: str | Iterable[str]) -> None:
         self._all.request()
-        for key in [keys] if isinstance(keys, str) else list(keys):
+        for key in [keys] if isinstance(keys, str) else reversed(list(keys)):  # in any order, as S3 does
             for call in self._all.on_delete:
                 call(self._root + key)
             self._all.objects.pop(self._root + key, None)

@@ -6,16 +6,30 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from torch import Tensor
 
-from resile_learner.messages import Completed, Failed, Left, Member, Order, Switched, WorkerConfig, WorkerListening
+from resile_learner.collectives.departure import LeaveAcknowledgement
+from resile_learner.messages import (
+    CheckpointSaved,
+    Completed,
+    Failed,
+    Left,
+    Member,
+    Order,
+    Switched,
+    WorkerConfig,
+    WorkerListening,
+)
 from resile_learner.processes.worker_process import WorkerProcess
 from resile_learner.state.run import RunState
+from resile_learner.training.data.batches import Batch, Indices
+from resile_learner.training.reports import Reports, Result
 from resile_shared.messages.hosts import WorkerExit
 
 from .loop import Process, SimLoop
-from .training import Commit, SimScript
+from .training import Commit, SimScript, SimTraining
 from .worker import SimCluster, SimForkServer
 
 JOB = "job-1"
@@ -96,6 +110,14 @@ class Scene:
     @property
     def completions(self) -> list[Completed]:
         return [message for message in self.messages if isinstance(message, Completed)]
+
+    def check_completed(self) -> None:
+        """Run it to its end; the result is that of an undisturbed run, and reported once."""
+        self.run(lambda: self.processes.keys() == self.exits.keys())
+        (completed,) = self.completions
+        assert completed.params_sha256 == SCRIPT.params_sha256()
+        assert [(count.once, count.more, count.never) for count in completed.ledger] == [(160, 0, 0)] * 3
+        check_one_lineage(self.commits)
 
 
 def grow_lose_and_shrink(seed: int, script: SimScript) -> Scene:
@@ -211,6 +233,91 @@ def test_a_worker_that_is_behind_is_whole_until_it_has_all_of_the_newer_state(
     (completed,) = scene.completions
     assert completed.params_sha256 == SCRIPT.params_sha256()
     assert [(count.once, count.more, count.never) for count in completed.ledger] == [(160, 0, 0)] * 3
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_worker_that_is_behind_gets_nothing_that_an_abandoned_round_has_changed(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = OneBehind(seed, monkeypatch)
+    scene.order(0, 1, is_recovery=True)
+    scene.check_completed()
+    assert scene.received
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_workers_that_are_all_replaced_leave_as_soon_as_the_others_have_the_state(seed: int) -> None:
+    scene = Scene(seed, SCRIPT)
+    scene.start(0, 1)
+    scene.order(0, 1)
+    scene.run(scene.has_trained(3))
+    scene.start(2, 3)
+    scene.order(2, 3)
+    scene.run(lambda: {0, 1} <= scene.exits.keys())
+    assert not scene.completions
+    scene.check_completed()
+
+
+@pytest.mark.parametrize("heirs", [(0,), (2,)])
+def test_a_leaver_goes_on_if_it_is_not_known_that_another_worker_has_what_it_has(
+    heirs: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is to continue is lost before it can confirm anything."""
+    scene = Scene(0, SCRIPT)
+    scene.start(0, 1)
+    scene.order(0, 1)
+    scene.run(scene.has_trained(3))
+    if heirs == (2,):
+        scene.start(2)
+    monkeypatch.setattr(LeaveAcknowledgement, "confirm", lambda *_: scene.processes[heirs[0]].kill())
+    scene.order(*heirs)
+    scene.run(lambda: heirs[0] in scene.exits)
+    monkeypatch.undo()
+    scene.order(*sorted({0, 1} - scene.exits.keys()), is_recovery=True)
+    scene.check_completed()
+
+
+def test_a_checkpoint_is_one_of_the_members_before_the_change_at_its_boundary() -> None:
+    """A joiner has no copy of the state, and would never store its share."""
+    scene = Scene(0, replace(SCRIPT, checkpoint_every=1))
+    scene.start(0, 1)
+    scene.order(0, 1)
+    scene.run(scene.has_trained(3))
+    scene.start(2, 3)
+    scene.order(0, 1, 2, 3)
+    scene.check_completed()
+    assert SCRIPT.iterations in {m.iteration for m in scene.messages if isinstance(m, CheckpointSaved)}
+
+
+def test_a_completion_that_was_not_reported_is_reported_by_another_member(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = Scene(0, SCRIPT)
+    complete = Reports.complete
+
+    def complete_or_die(reports: Reports, *args: Any, **options: Any) -> Result:
+        if reports._session.view.me == 0:
+            scene.processes[0].kill()
+        return complete(reports, *args, **options)
+
+    monkeypatch.setattr(Reports, "complete", complete_or_die)
+    scene.start(0, 1)
+    scene.order(0, 1)
+    scene.run(lambda: 0 in scene.exits)
+    assert not scene.completions
+    scene.order(1, is_recovery=True)
+    scene.check_completed()
+
+
+def test_the_ledger_of_a_run_counts_what_its_workers_have_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fetch_wrongly(_: SimTraining, batch: Batch, leaf: int) -> Indices:
+        return np.full_like(batch.shard(leaf), 7)
+
+    monkeypatch.setattr(SimTraining, "_fetch", fetch_wrongly)
+    scene = Scene(0, SCRIPT)
+    scene.start(0, 1)
+    scene.order(0, 1)
+    scene.run(lambda: len(scene.exits) == 2)
+    (completed,) = scene.completions
+    assert [(count.once, count.more, count.never) for count in completed.ledger] == [(0, 1, 159)] * 3
 
 
 def test_workers_with_different_data_do_not_train_together() -> None:

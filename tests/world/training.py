@@ -21,7 +21,7 @@ from resile_learner.state.facts import Facts
 from resile_learner.state.run import RunState
 from resile_learner.training.batch_schedule import BatchSchedule
 from resile_learner.training.buffers import Deltas
-from resile_learner.training.data.batches import Batch, BatchPlan
+from resile_learner.training.data.batches import Batch, BatchPlan, Indices
 from resile_learner.training.data.ledger import Ledger
 from resile_learner.training.header import ComputedShards, PartialSums, fold_leaves
 from resile_learner.training.protocol import TrainingProtocol
@@ -116,19 +116,39 @@ class Lineage:
 
 
 class ChainModel(torch.nn.Module):
-    """A model whose only content is the chain."""
+    """A model whose content is the chain, and beside it what forward passes change, as they change running statistics:
+    the number of passes that are committed.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.chain: torch.Tensor
+        self.passes: torch.Tensor
         self.register_buffer("chain", torch.zeros(CHAIN_BYTES, dtype=torch.uint8))
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+        self._committed: int | None = None
 
     @property
     def content(self) -> bytes:
         return self.chain.numpy().tobytes()
 
+    def forward(self, number: int) -> bytes:
+        """Begin iteration ``number``; return what its result depends on, which is the chain unless passes are wrong."""
+        passes = int(self.passes)
+        self._committed = passes
+        self.passes.fill_(passes + 1)
+        return self.content if passes == number else self.content + b"%d" % passes
+
+    def discard_round(self) -> None:
+        """Undo what the open iteration has changed."""
+        if self._committed is not None:
+            self.passes.fill_(self._committed)
+        self._committed = None
+
     def replace(self, content: bytes) -> None:
+        """Commit the open iteration."""
         self.chain.numpy()[:] = np.frombuffer(content, dtype=np.uint8)
+        self._committed = None
 
 
 @dataclass(frozen=True)
@@ -241,23 +261,27 @@ class SimTraining:
         if num_held and self._script.shard_seconds:
             self._sleep(num_held * self._script.shard_seconds)
         phases.enter("waiting")
-        chain = self.model.content
+        chain = self.model(number)
 
         def of_leaf(leaf: int) -> PartialSums:
             return PartialSums({"loss": shard_value(chain, number, leaf, batch, self._kind)})
 
         partials = [fold_leaves(piece, of_leaf) for piece in pieces(batch.num_shards, held)]
-        indices = np.concatenate([batch.shard(leaf) for leaf in range(*held)]) if num_held else _NONE
+        indices = np.concatenate([self._fetch(batch, leaf) for leaf in range(*held)]) if num_held else _NONE
         seconds = num_held * self._script.shard_seconds
         pace = Pace(num_held, 0.0, seconds, seconds, 0.0, *self._protocol.reports.last)
         header = replace(header, computed=ComputedShards(partials, indices, b"", pace))
         outcome = round_.finish(header, next_iteration=number + 1, trains=True)
         total = outcome.totals.scalars["loss"]
-        self.model.replace(next_chain(chain, number, total))
+        self.model.replace(next_chain(self.model.content, number, total))
         self.lineage.commit(view.generation, number)
         self._on_commit(self._committed(outcome.tag.round))
         self._protocol.commit(batch, outcome, loss=total, metrics={})
         yield
+
+    def _fetch(self, batch: Batch, leaf: int) -> Indices:
+        """Read the samples of a shard; return which they are."""
+        return batch.shard(leaf)
 
     def _committed(self, round_: int) -> Commit:
         return Commit(
@@ -304,7 +328,7 @@ class SimTraining:
         return int.from_bytes(self.model.content[:6])
 
     def discard_round(self) -> None:
-        pass
+        self.model.discard_round()
 
     def begin_membership(self) -> None:
         pass

@@ -95,6 +95,7 @@ class Checkpointer:
         self._snapshot: Snapshot | None = None
         self._unfinished: dict[str, _Unfinished] = {}
         self._committing: str | None = None
+        """The newest checkpoint whose manifest this member writes; it does so until that is written."""
         self._paused_at: int | None = None
         """The iteration at which training is paused."""
         self._last_saved: CheckpointSaved | None = None
@@ -299,7 +300,6 @@ class Checkpointer:
         tracker, remaining = self._current()
         if tracker is None or self._uploads is None:
             return
-        self._committing = None
         me = self._session.view.me
         if me in remaining:
             self._uploads.assign(tracker.missing(remaining.index(me), len(remaining)))
@@ -319,7 +319,6 @@ class Checkpointer:
             StoredPart(name, part) for name, known in self._unfinished.items() for part in known.tracker.parts
         ]
         self._held = list(self._unfinished)
-        self._committing = None
 
     def store_model(self, model: nn.Module) -> None:
         """Store the final model, on the lowest rank. At the end of training every member calls this in every round.
