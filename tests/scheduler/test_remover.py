@@ -6,12 +6,17 @@ from pathlib import Path
 import pytest
 
 from resile_scheduler.core.events import RemoveJob
-from resile_scheduler.executor import Executor
+from resile_scheduler.executor import Batch, Executor
 from resile_scheduler.lease import LeadershipLost, Lease
 from resile_scheduler.remover import Remover
-from resile_shared.bus.subjects import LEASE
+from resile_shared.bus.subjects import JOBS, LEASE
+from resile_shared.messages.jobs import JobState
 from resile_shared.storage.objects import ObjectStorage, StorageError
 from resile_testing.fixtures import Pool
+from resile_testing.waiting import until
+
+from .full_bus import limit_records
+from .test_executor import record
 
 
 async def test_a_scheduler_that_was_frozen_does_not_delete_a_package_that_was_uploaded_again(
@@ -41,6 +46,41 @@ async def test_a_scheduler_that_was_frozen_does_not_delete_a_package_that_was_up
         await remover.run()
     assert not storage.sizes("jobs/job-1")
     assert storage.size("packages/1.tar.gz") == len(b"content")
+
+
+async def test_nothing_is_removed_of_a_job_while_the_bus_does_not_store_that_it_is_deleted(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next scheduler would find a job that runs, whose checkpoints and history are gone."""
+    monkeypatch.setattr("resile_scheduler.remover.RETRY_SECONDS", 0.05)
+    monkeypatch.setattr("resile_scheduler.executor.RETRY_SECONDS", 0.05)
+    bus = await pool.bus("scheduler")
+    lease = Lease(bus.bucket(LEASE), holder="first", seconds=60.0)
+    await lease.acquire()
+    storage = ObjectStorage(tmp_path.as_uri())
+    storage.create("jobs/job-1/checkpoints/1", b"content")
+    executor = Executor(bus, lease, on_refused=lambda job, reason: None)
+    await executor.read()
+    removed: asyncio.Queue[str] = asyncio.Queue()
+    remover = Remover(bus, lease, executor, storage.url, on_removed=removed.put_nowait)
+    running = record("job-1")
+    deleted = running.model_copy(update={"state": JobState.STOPPED, "is_deleted": True})
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(work) for work in (executor.run(), executor.retry(), remover.run())]
+        for newest, max_bytes in ((running, -1), (deleted, 10)):
+            await limit_records(bus, max_bytes=max_bytes)
+            batch = Batch(records=((newest, ()),))
+            executor.put(batch)
+            await batch.done.wait()
+        remover.put(RemoveJob("job-1", ""))
+        await until(lambda: "job not removed yet" in caplog.text)
+        assert storage.sizes("jobs/job-1")
+        await limit_records(bus, max_bytes=-1)
+        assert await removed.get() == "job-1"
+        for task in tasks:
+            task.cancel()
+    assert not storage.sizes("jobs/job-1")
+    assert await bus.bucket(JOBS).keys() == []
 
 
 async def test_a_job_is_removed_once_however_often_that_is_decided(

@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from resile_scheduler.core import retention
-from resile_scheduler.core.events import JobChangeRequested, RemoveJob, Reply, Tick
+from resile_scheduler.core.events import JobChangeRequested, JobNotStored, JobRemoved, RemoveJob, Reply, Tick
 from resile_scheduler.core.retention import Limits
 from resile_scheduler.simulation.simulated_pool import SimulatedPool
 from resile_scheduler.simulation.training import Sharded
@@ -17,7 +17,7 @@ from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import JobSpec, JobState
 
 from .sizes import num_elements
-from .test_core import Bench, gone, worker
+from .test_core import Bench, gone, result, worker
 
 KEEP_JOBS = 20
 DAY = 86400.0
@@ -120,6 +120,19 @@ def test_a_job_is_removed_only_once_its_workers_are_gone() -> None:
     assert "job-1" in sim.records
     sim.run(until=sim.now - sim.start + 1.0)
     assert not sim.records
+
+
+def test_a_job_that_is_removed_is_stored_no_more_though_the_bus_refused_its_record() -> None:
+    bench = Bench(1)
+    bench.submit()
+    bench.activate()
+    bench.report(result(), generation=1)
+    bench.beat(gone(0, kind="finished"))
+    bench.tell_once(JobChangeRequested("delete", JobDelete(job_id="job-1")))
+    refused = JobNotStored("job-1", "it is too large")
+    assert bench.tell(refused) == []
+    bench.tell(JobRemoved("job-1"))
+    assert bench.tell(refused) == []
 
 
 def test_a_removal_that_a_crash_interrupts_is_gone_on_with() -> None:

@@ -64,6 +64,7 @@ def live(plan: Plan) -> tuple[World, list[str]]:
         return world, world.live()
     finally:
         gc.enable()
+        logging.disable(logging.NOTSET)  # tests that follow in this process may read logs
 
 
 def run(seeds: Iterable[int], *, seconds: float) -> Totals:

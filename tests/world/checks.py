@@ -4,12 +4,13 @@ What is wrong is collected in ``broken``, in words; a world with any is a failur
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from resile_learner.checkpoint.lineage import Start
 from resile_learner.checkpoint.manifest import Manifest
-from resile_shared.bus.subjects import ALLOCATIONS, JOBS
+from resile_shared.bus.subjects import ALLOCATIONS, HOSTS, JOBS
 from resile_shared.messages.allocations import Allocation
+from resile_shared.messages.hosts import HostRecord, HostState
 from resile_shared.messages.jobs import Intent, JobEvent, JobRecord, JobState
 
 from .server import Stored
@@ -39,6 +40,12 @@ class Checks:
         """How often each host was sent an allocation of each job."""
         self.states: dict[str, int] = {}
         """How often a record entered each state."""
+        self.removed: set[str] = set()
+        """The jobs whose records were removed."""
+        self._outlived: set[str] = set()
+        """Of these, those with workers that ran nevertheless, on hosts that were lost."""
+        self._hosts_there: set[str] = set()
+        """The hosts that are not lost and have not left."""
         self.num_committed = 0
         self.is_livelocked = False
         self.has_damage = False
@@ -85,17 +92,27 @@ class Checks:
         """
         if stored.subject == JOBS.fence:  # another scheduler leads, and does not know yet what is published
             self._stored_at.clear()
-        if stored.headers.get("KV-Operation") or stored.subject in (JOBS.fence, ALLOCATIONS.fence):
+        if stored.subject in (JOBS.fence, ALLOCATIONS.fence):
+            return None
+        if stored.headers.get("KV-Operation"):
+            if stored.subject.startswith(JOBS.prefix):
+                self._on_removed(stored.subject.removeprefix(JOBS.prefix), objects)
             return None
         if stored.subject.startswith(ALLOCATIONS.prefix):
             self._on_allocation(Allocation.model_validate_json(stored.data), objects)
         elif stored.subject.startswith(JOBS.prefix):
             self._on_record(JobRecord.model_validate_json(stored.data), calm_for)
+        elif stored.subject.startswith(HOSTS.prefix):
+            self._on_host(HostRecord.model_validate_json(stored.data))
         elif stored.subject.startswith("resile.job."):
             event = JobEvent.model_validate_json(stored.data)
             self._on_event(event)
             return event
         return None
+
+    def _on_host(self, record: HostRecord) -> None:
+        is_there = record.state in (HostState.UP, HostState.DRAINING)
+        (self._hosts_there.add if is_there else self._hosts_there.discard)(record.host)
 
     def _on_allocation(self, allocation: Allocation, objects: Mapping[str, bytes]) -> None:
         job = allocation.job
@@ -128,6 +145,8 @@ class Checks:
 
     def _on_record(self, record: JobRecord, calm_for: float) -> None:
         before = self.records.get(record.job)
+        if record.job in self.removed:
+            self.break_promise(f"{record.job} was removed, and is stored again")
         self._check_size(record, before, calm_for)
         if before is None or before.state is not record.state:
             self.states[record.state.value] = self.states.get(record.state.value, 0) + 1
@@ -136,6 +155,26 @@ class Checks:
         self.records[record.job] = record
         if before is not None and before.intent is not Intent.TRAIN and record.intent is Intent.TRAIN:
             self._on_saved(record)
+
+    def _on_removed(self, job: str, objects: Mapping[str, bytes]) -> None:
+        """The record of a job is removed: it has ended, no worker of it runs, and nothing else is stored of it."""
+        self.removed.add(job)
+        record = self.records[job]
+        if not (record.is_deleted and record.state.is_final):
+            self.break_promise(f"{job} is removed, though it is {record.state} and nobody has deleted it")
+        for (other, worker), slot in self.alive.items():
+            if other == job:
+                self._outlived.add(job)
+                if slot.partition("/")[0] in self._hosts_there:
+                    self.break_promise(f"{job} is removed, and its worker {worker} runs on {slot}")
+        for key in self._left_of(job, objects):
+            self.break_promise(f"{job} is removed, and {key} is still stored")
+
+    def _left_of(self, job: str, objects: Iterable[str]) -> list[str]:
+        """Return which objects are left of a removed job: only the results of one that nobody deleted may be."""
+        folder = f"storage/jobs/{job}/"
+        gone = f"{folder}checkpoints/" if self.records[job].keeps_results else folder
+        return [key for key in objects if key.startswith(gone)]
 
     def _check_size(self, record: JobRecord, before: JobRecord | None, calm_for: float) -> None:
         """A record holds what is new in the history, and not what was published long ago."""
@@ -214,8 +253,11 @@ class Checks:
     def on_delete(self, key: str, objects: Mapping[str, bytes]) -> None:
         """An object is about to be deleted: of a checkpoint its manifest comes first.
 
-        The checkpoint of a start is kept until its members have a newer one.
+        The checkpoint of a start is kept until its members have a newer one. Of a deleted job all may go at once.
         """
+        job = key.removeprefix("storage/jobs/").partition("/")[0]
+        if job in self.records and self.records[job].is_deleted:
+            return
         checkpoint, is_part, _ = key.partition("/part-")
         if is_part and f"{checkpoint}/manifest.json" in objects:
             self.break_promise(f"{key} is deleted before the manifest of its checkpoint")
@@ -296,7 +338,8 @@ class Checks:
             if record is None:
                 self.break_promise(f"{job} was accepted, and is not stored")
                 continue
-            self._check_history(record)
+            if job not in self.removed:
+                self._check_history(record)
             if record.state is JobState.STOPPED and job not in excused:
                 self.break_promise(f"{job} was stopped by nobody")
             if record.state is JobState.FAILED and scripts[number].can_complete and job not in excused:
@@ -324,6 +367,12 @@ class Checks:
             is_complete = any(members <= set(workers) for members in starts)
             if record is not None and record.state is JobState.COMPLETED and not is_complete:
                 self.break_promise(f"{job} is completed, and of no start all workers have finished: {sorted(workers)}")
+
+    def check_removed(self, objects: Collection[str]) -> None:
+        """Check that nothing of removed jobs is left among ``objects``."""
+        for job in sorted(self.removed - self._outlived):  # what is cut off may go on storing for a while
+            for key in self._left_of(job, objects):
+                self.break_promise(f"{job} was removed, and {key} is left of it")
 
     def check_missing(self, jobs: Collection[str]) -> None:
         """Jobs whose packages do not exist have ended, and never had a slot."""

@@ -11,7 +11,7 @@ from dataclasses import replace
 from resile_shared.policies import PolicyName
 
 from .packages import SimPackages
-from .plan import LONGEST_SECONDS, RARE, SHARING, THEMES, Action, Fault, Plan, Submission, Theme
+from .plan import LONGEST_SECONDS, RARE, REMOVALS, SHARING, THEMES, Action, Fault, Plan, Submission, Theme
 from .training import SimScript
 
 TENANTS = ("default", "a", "b")
@@ -52,7 +52,18 @@ def draw(seed: int) -> Plan:
         kinds=kinds,
         labels=labels,
     )
-    return _with_gangs(_with_sharing(plan))
+    return _with_removals(_with_gangs(_with_sharing(plan)))
+
+
+def _with_removals(plan: Plan) -> Plan:
+    """Let users of some worlds delete jobs as they end, and their pools forget jobs and hosts soon."""
+    rng = random.Random(f"{plan.seed} removals")
+    if rng.random() < 0.75:
+        return plan
+    moments = _moments(rng, plan.jobs, rng.choice((2, 4, 8)))
+    actions = [_action(rng, rng.choice(REMOVALS), min(at, plan.calm_at)) for at in moments]
+    both = sorted((*plan.actions, *actions), key=lambda action: action.at)
+    return replace(plan, actions=tuple(both), removes=True)
 
 
 def _with_gangs(plan: Plan) -> Plan:

@@ -81,6 +81,7 @@ TESTS = {
     "resile_scheduler.core.retention": ("tests/scheduler/test_retention.py",),
     "resile_scheduler.core.slots.sharing": ("tests/scheduler/test_groups.py",),
     "resile_scheduler.core.worker_reports": ("tests/scheduler/test_growth_limits.py", "tests/scheduler/test_core.py"),
+    "resile_scheduler.core.job_ends": ("tests/scheduler/test_retention.py", "tests/scheduler/test_core.py"),
     "resile_scheduler.core": (
         "tests/scheduler/test_core.py",
         "tests/scheduler/test_device_classes.py",
@@ -96,6 +97,7 @@ TESTS = {
     "resile_scheduler.policies": ("tests/scheduler/test_turns.py", "tests/scheduler/test_tenants.py"),
     "resile_scheduler.lease": ("tests/scheduler/test_lease.py",),
     "resile_scheduler.executor": ("tests/scheduler/test_executor.py", "tests/scheduler/test_service.py"),
+    "resile_scheduler.remover": ("tests/scheduler/test_remover.py",),
     "resile_scheduler.service": ("tests/scheduler/test_service.py",),
     "resile_shared.bus.buckets": ("tests/shared/test_buckets.py",),
     "resile_shared.bus.delivery": ("tests/shared/test_bus.py",),
@@ -636,6 +638,22 @@ MUTANTS = (
             await self._numbers.put(NUMBERS_KEY, JobNumber(number=number))
             self._last_number = number
 """,
+    ),
+    Mutant(
+        "scheduler removes a job though the bus does not store that it is deleted",
+        "the next scheduler finds a job that goes on, without its checkpoints and its history",
+        "resile_scheduler.remover",
+        "            if self._executor.is_refused(command.job):\n",
+        "            if False:\n",
+        once_missing=True,
+    ),
+    Mutant(
+        "scheduler notes of a job that is removed that it cannot be stored",
+        "it does not know the job any more and ends, or a record is left that nobody removes",
+        f"{_CORE}.job_ends",
+        "        if job is None or job.record.is_deleted:\n",
+        "        job = self._pool.jobs[name]\n        if False:\n",
+        once_missing=True,
     ),
     Mutant(
         "scheduler removes the record of a job before its allocation",

@@ -69,6 +69,8 @@ LOSSES = (
 ACTIONS = ("pause", "resume", "stop", "priority", "drain", "submit again", "restart pool")
 SHARING = ("policy", "preemption", "tenant")
 """Actions that change how the pool shares its slots."""
+REMOVALS = ("delete", "delete", "settings", "tenant", "delete tenant", "stop")
+"""Actions that remove jobs, hosts and tenants, and that change for how long the pool keeps what has ended."""
 
 TRIGGERS = (
     "write",
@@ -290,6 +292,8 @@ class Plan:
     """The kind of each host: those of different kinds give different bits. Empty: all are of one."""
     labels: tuple[str, ...] = ()
     """The labels of each host. Empty: none has any."""
+    removes: bool = False
+    """Whether its users remove jobs, and its pool keeps little of what has ended and of hosts that have left."""
 
     def first(self, num_faults: int) -> "Plan":
         """The same plan with its first faults only."""

@@ -25,6 +25,7 @@ RESTART_SECONDS = 1.0
 EXPECTED = (LeadershipLost, ConflictError, FencedError, BusClosed)
 """What may end a service: it finds that another one has taken over."""
 NOWHERE = Path("/nowhere")
+STORAGE = "sim://storage"
 
 Run = Callable[[ServiceContext[Any]], Awaitable[None]]
 
@@ -46,7 +47,7 @@ class Service:
         self.is_wanted = True
         self._loop = loop
         self._run = run
-        self._settings = settings
+        self.settings = settings
         self.process = self._start()
 
     def crash(self) -> None:
@@ -63,6 +64,11 @@ class Service:
         if not self.is_wanted:
             self.is_wanted = True
             self.process = self._start()
+
+    def change(self, settings: Any) -> None:
+        """Start it again with other settings."""
+        self.settings = settings
+        self.process.crash()
 
     def _start(self) -> Process:
         self.num_starts += 1
@@ -81,7 +87,7 @@ class Service:
     async def _main(self, process: Process) -> None:
         try:
             bus = await open_bus(self.name)
-            await self._run(ServiceContext(self.name, self._settings, bus))
+            await self._run(ServiceContext(self.name, self.settings, bus))
         except BaseException as error:
             if process.is_dead:  # long since, and is collected as garbage now
                 raise
@@ -105,8 +111,19 @@ def registry(loop: SimLoop, *, detection_seconds: float) -> Service:
     return Service(loop, "registry", resile_registry.service.run, settings, host="registry", clock=Clock())
 
 
+KEPT_JOBS = (0, 1, 1000)
+KEPT_SECONDS = (10.0, 20.0, 1e6)
+"""For how many jobs, and for how long, pools keep them that forget; and hosts."""
+
+
+def forgetting(settings: RegistrySettings, number: int) -> RegistrySettings:
+    """Return ``settings`` of a pool that keeps as little of what has ended as ``number`` says."""
+    keep_days = KEPT_SECONDS[number // len(KEPT_JOBS) % len(KEPT_SECONDS)] / 86400
+    return settings.model_copy(update={"keep_jobs": KEPT_JOBS[number % len(KEPT_JOBS)], "keep_days": keep_days})
+
+
 def scheduler(loop: SimLoop, number: int, **settings: Any) -> Service:
-    chosen = SchedulerSettings(credentials=NOWHERE, **settings)
+    chosen = SchedulerSettings(credentials=NOWHERE, storage=STORAGE, **settings)
     host = f"scheduler-{number}"
     return Service(loop, "scheduler", resile_scheduler.service.run, chosen, host=host, clock=Clock())
 
@@ -119,7 +136,7 @@ class Host(Service):
         settings = LearnerSettings(
             credentials=NOWHERE,
             folder=NOWHERE,
-            storage="sim://storage",
+            storage=STORAGE,
             host=name,
             slots=num_slots,
             labels=labels,

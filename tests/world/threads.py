@@ -161,8 +161,10 @@ class SimThreading:
         return thread
 
     def sleep(self, seconds: float) -> None:
-        """Block the current thread for ``seconds``."""
-        me = self.running()
+        """Block the current thread for ``seconds``; what an event loop has done in a thread takes no time."""
+        me = _thread.get()
+        if me is None or not me.is_running():
+            return
         deadline = self.loop.now + seconds
         while self.loop.now < deadline or seconds <= 0:
             me.park(max(0.0, deadline - self.loop.now))

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import count
 
 import orjson
 from pydantic import BaseModel
@@ -15,6 +16,7 @@ from resile_shared.messages.commands import (
     Accepted,
     HostDrain,
     HostUndrain,
+    JobDelete,
     JobPause,
     JobPriority,
     JobResume,
@@ -23,6 +25,7 @@ from resile_shared.messages.commands import (
     PoolPolicy,
     PoolSuspend,
     Refused,
+    TenantDelete,
     TenantSet,
 )
 from resile_shared.messages.jobs import JobRecord, JobSpec, JobState
@@ -36,6 +39,10 @@ PACKAGE = f"packages/{'0' * 64}.tar.gz"
 RESUME_SECONDS = 5.0
 SUSPEND_SECONDS = 5.0
 SUSPEND_ATTEMPTS = 30
+UPLOAD_SECONDS = 2.0
+"""What it takes to upload a package again, which was removed with the last job that had it."""
+DELETE_SECONDS = 1.0
+"""Between two attempts to delete a job that has not ended."""
 SAVED_SECONDS = 20.0
 """Within so long a calm pool saves jobs whose scripts do not hang."""
 
@@ -43,14 +50,23 @@ SAVED_SECONDS = 20.0
 class Users:
     """The users of one world. ``jobs`` are those that were accepted, by their number in the plan."""
 
-    def __init__(self, loop: SimLoop, plan: Plan, *, on_suspended: Callable[[], None]) -> None:
-        """``on_suspended`` is called when the pool is suspended, or does not answer, to be ended and started again."""
+    def __init__(
+        self, loop: SimLoop, plan: Plan, *, on_suspended: Callable[[], None], change_settings: Callable[[int], None]
+    ) -> None:
+        """``on_suspended`` is called when the pool is suspended, or does not answer, to be ended and started again.
+
+        ``change_settings`` starts the pool again with other settings, which a number chooses.
+        """
         self.jobs: dict[int, str] = {}
         self.stopped: set[str] = set()
         """Jobs that somebody asked to be stopped."""
         self.drained: set[str] = set()
         self.unstored: set[str] = set()
         """Jobs that the bus has refused to store."""
+        self.deleted: set[str] = set()
+        """Jobs that somebody asks to be deleted as soon as they have ended."""
+        self.removed: set[str] = set()
+        """Jobs of which the users saw last that they are gone."""
         self.refused: list[str] = []
         """What no request should have led to."""
         self.records: dict[str, JobRecord] = {}
@@ -58,6 +74,7 @@ class Users:
         self._loop = loop
         self._plan = plan
         self._on_suspended = on_suspended
+        self._change_settings = change_settings
         self._process = Process(loop, "users")
         self._bus: Bus | None = None
         self._num_requests = 0
@@ -72,10 +89,12 @@ class Users:
             self._ask("host.drain", HostDrain(host_id=host, deadline_seconds=float(action.value % 7)))
         elif action.kind == "submit again":
             number = action.target % len(self._plan.jobs)
-            if number in self.jobs:
+            if number in self.jobs and not self._may_be_gone(self.jobs[number]):
                 self._process.spawn(self._submit(number, self._plan.jobs[number]))
-        elif action.kind in SHARING:
+        elif action.kind in (*SHARING, "delete tenant"):
             self._change_sharing(action)
+        elif action.kind == "settings":
+            self._change_settings(action.target)
         elif action.kind == "restart pool":
             self._process.spawn(self._restart_pool())
         elif known:
@@ -87,6 +106,9 @@ class Users:
                 self._ask("job.pause", JobPause(job_id=job))
             case "resume":
                 self._ask("job.resume", JobResume(job_id=job))
+            case "delete":
+                self.deleted.add(job)
+                self._process.spawn(self._delete(job))
             case "stop":
                 self.stopped.add(job)
                 self._ask("job.stop", JobStop(job_id=job))
@@ -102,9 +124,18 @@ class Users:
             case "preemption":
                 self._ask("pool.policy", PoolPolicy(preemption=action.target % 3 > 0))
             case "tenant":
-                tenants = sorted({submission.tenant for submission in self._plan.jobs})
-                tenant, quota = tenants[action.target % len(tenants)], action.target % sum(self._plan.slots)
+                tenant, quota = self._tenant(action), action.target % sum(self._plan.slots)
                 self._ask("tenant.set", TenantSet(tenant_id=tenant, weight=action.target % 5 + 1, quota=quota))
+            case "delete tenant":
+                self._ask("tenant.delete", TenantDelete(tenant_id=self._tenant(action)))
+
+    def _tenant(self, action: Action) -> str:
+        tenants = sorted({submission.tenant for submission in self._plan.jobs})
+        return tenants[action.target % len(tenants)]
+
+    def _may_be_gone(self, job: str) -> bool:
+        """Whether a job may be removed, so that nobody knows of it any more."""
+        return self._plan.removes or job in self.deleted
 
     def undrain(self, host: str) -> None:
         """Let a host take workers again."""
@@ -118,6 +149,7 @@ class Users:
     def are_satisfied(self) -> bool:
         """Whether every job of the plan was accepted, and has ended."""
         ended = {job for job, record in self.records.items() if record.state.is_final}
+        ended = (ended - self.deleted) | self.removed
         return len(self.jobs) == len(self._plan.jobs) and ended.issuperset(self.jobs.values())
 
     async def _begin(self) -> None:
@@ -146,13 +178,17 @@ class Users:
             requirements=submission.packages.requirements if submission.packages else (),
         )
         assert self._bus is not None
-        request = JobSubmit(spec=spec)
-        answer = await self._bus.ask(subjects.command("job", "submit"), request, message_id=f"submit {number}")
-        match answer:
-            case Accepted(job_id=str(job)):
-                assert self.jobs.setdefault(number, job) == job, "a submission that is repeated is the same job"
-            case Refused(code=code, reason=reason) if code != "unavailable" or not self.unstored:
-                self.refused.append(f"submission {number} was refused: {reason}")
+        for attempt in count():
+            request, message_id = JobSubmit(spec=spec), f"submit {number}{f' {attempt}' * bool(attempt)}"
+            match await self._bus.ask(subjects.command("job", "submit"), request, message_id=message_id):
+                case Accepted(job_id=str(job)):
+                    assert self.jobs.setdefault(number, job) == job, "a submission that is repeated is the same job"
+                case Refused(code="conflict", reason=reason) if "its package is being removed" in reason:
+                    await asyncio.sleep(UPLOAD_SECONDS)
+                    continue
+                case Refused(code=code, reason=reason) if code != "unavailable" or not self.unstored:
+                    self.refused.append(f"submission {number} was refused: {reason}")
+            return
 
     def _deadline(self, submission: Submission) -> datetime | None:
         if submission.deadline_seconds is None:
@@ -167,13 +203,25 @@ class Users:
         if self._bus is None:
             return None
         answer = await self._bus.ask(subjects.command(*what.split(".")), request, message_id=message_id)
-        if (
-            isinstance(answer, Refused)
-            and answer.code == "unknown"
-            and not isinstance(request, HostDrain | HostUndrain)
-        ):
+        if isinstance(answer, Refused) and answer.code == "unknown" and self._is_known(request):
             self.refused.append(f"{message_id}, {request}: {answer.reason}")
         return answer
+
+    def _is_known(self, request: BaseModel) -> bool:
+        """Whether what ``request`` is about is there."""
+        if isinstance(request, HostDrain | HostUndrain | TenantDelete):
+            return False
+        return not self._may_be_gone(getattr(request, "job_id", ""))
+
+    async def _delete(self, job: str) -> None:
+        """Delete a job once it has ended."""
+        self._num_requests += 1
+        number = self._num_requests
+        for attempt in count():
+            answer = await self._send("job.delete", JobDelete(job_id=job), f"request {number} {attempt}")
+            if isinstance(answer, Accepted) or (isinstance(answer, Refused) and answer.code == "unknown"):
+                return
+            await asyncio.sleep(DELETE_SECONDS)
 
     async def _restart_pool(self) -> None:
         """What ends a pool does: saves its jobs, as long as somebody answers, and ends all services."""
@@ -207,6 +255,8 @@ class Users:
         async for changes in self._bus.bucket(JOBS).watch():
             for change in changes:
                 if change.value is None:
+                    self.removed.add(change.key)
+                    self.records.pop(change.key, None)
                     continue
                 self.records[change.key] = change.value
                 if change.value.state is JobState.PAUSED:  # perhaps by a request that was waiting for an answer

@@ -24,7 +24,7 @@ from .packages import SimEnvironments
 from .patches import SimPath, replaced, surroundings
 from .plan import Plan
 from .server import Message, SimServer, Stored
-from .services import Host, Service, registry, scheduler
+from .services import Host, Service, forgetting, registry, scheduler
 from .training import Begun, Commit, SimScript
 from .users import Users
 from .worker import SimCluster, SimForkServer, SimWorker, current_worker
@@ -72,6 +72,8 @@ class World:
         self.knowledge = Knowledge(self)
         with self._surroundings():
             self.registry = registry(self.loop, detection_seconds=detection_seconds)
+            if plan.removes:
+                self.registry.settings = forgetting(self.registry.settings, self.rng.randrange(9))
             self.schedulers = [
                 scheduler(self.loop, number, policy=plan.policy) for number in range(plan.num_schedulers)
             ]
@@ -79,7 +81,9 @@ class World:
                 name = f"host-{number}"
                 clock, labels = Clock(self.rng.uniform(-2, 2)), self.checks.labels.get(name, "")
                 self.hosts[name] = Host(self.loop, name, num_slots=num_slots, labels=labels, clock=clock)
-            self.users = Users(self.loop, plan, on_suspended=self._restart_services)
+            self.users = Users(
+                self.loop, plan, on_suspended=self._restart_services, change_settings=self._change_settings
+            )
 
     @property
     def services(self) -> list[Service]:
@@ -209,6 +213,12 @@ class World:
         for service in self.schedulers if self.loop.now > self.plan.calm_at else self.services:
             service.crash()
 
+    def _change_settings(self, number: int) -> None:
+        """Start the pool's services again with other settings, as an operator does."""
+        self.registry.change(forgetting(self.registry.settings, number))
+        for service in self.schedulers:
+            service.crash()
+
     def _compare(self) -> None:
         for difference in self.knowledge.look():
             self.checks.break_promise(f"since {LASTING_SECONDS:g} seconds {difference}")
@@ -235,9 +245,10 @@ class World:
         lost = {job for job, each in gangs.items() if not each.restartable}
         excused = self.users.stopped | self.users.unstored | missing | lost
         kinds = {0, *self.plan.kinds}
-        elastic = {number: job for number, job in self.users.jobs.items() if job not in gangs}
+        elastic = {n: job for n, job in self.users.jobs.items() if job not in gangs and job not in self.users.deleted}
         self.checks.check_end(self.users.jobs, scripts, excused)
         self.checks.check_results(elastic, scripts, self.workers.objects.objects, kinds=kinds)
+        self.checks.check_removed(self.workers.objects.objects)
         self.checks.check_gangs({job: self.workers.finished_in_gang(job) for job in gangs})
         for what in self.knowledge.remaining():
             self.checks.break_promise(f"{what}, {END_SECONDS:g} seconds after the last job has ended")

@@ -159,6 +159,10 @@ class Executor:
         self._unstored.pop(job, None)
         self._starts.forget(job)
 
+    def is_refused(self, job: str) -> bool:
+        """Whether the newest record of ``job`` is not stored, since the bus refuses it."""
+        return job in self._refused
+
     def requested(self, job: str) -> None:
         """Attribute the start of ``job`` to the current trace, that of its submission or resumption."""
         self._starts.requested(job)

@@ -1,6 +1,7 @@
 """Removes all that is stored of jobs, one after the other: objects, messages in streams, and the records last.
 
-What fails is tried again, also by the next scheduler: the record, which says that the job is deleted, goes last.
+What fails is tried again, also by the next scheduler: the record, which says that the job is deleted, goes last. While
+the bus refuses to store that record, nothing is removed: the next scheduler would find a job that goes on.
 """
 
 import asyncio
@@ -50,15 +51,21 @@ class Remover:
         """Remove jobs forever. Raises FencedError and LeadershipLost."""
         while True:
             command = await self._waiting.get()
+            if self._executor.is_refused(command.job):
+                self._retry(command, "the bus refuses to store that it is deleted")
+                continue
             try:
                 await self._remove(command)
             except (StorageError, StoreFailed) as error:
-                logger.warning("job not removed yet, retrying job=%s: %s", command.job, error)
-                asyncio.get_running_loop().call_later(RETRY_SECONDS, self._waiting.put_nowait, command)
+                self._retry(command, str(error))
             else:
                 logger.info("removed job=%s", command.job)
                 self._jobs.remove(command.job)
                 self._on_removed(command.job)
+
+    def _retry(self, command: RemoveJob, reason: str) -> None:
+        logger.warning("job not removed yet, retrying job=%s: %s", command.job, reason)
+        asyncio.get_running_loop().call_later(RETRY_SECONDS, self._waiting.put_nowait, command)
 
     async def _remove(self, command: RemoveJob) -> None:
         if self._url is not None:

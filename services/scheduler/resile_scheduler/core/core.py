@@ -165,7 +165,7 @@ class Scheduler:
             return [Reply(event.command, self._answer(event, now))]
         match event:
             case JobNotStored(job, reason):
-                self._ends.on_not_stored(self._pool.jobs[job], reason, now=now)
+                self._ends.on_not_stored(job, reason, now=now)
             case JobRemoved(job):
                 self._retention.on_removed(job)
                 self._outgoing.forget(job)

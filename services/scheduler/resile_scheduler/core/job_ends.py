@@ -28,11 +28,15 @@ class JobEnds:
         """End the job because a user asked for it."""
         self._end(job, Step.STOP, "stopped", reason, now=now)
 
-    def on_not_stored(self, job: Job, reason: str, *, now: float) -> None:
+    def on_not_stored(self, name: str, reason: str, *, now: float) -> None:
         """End a job that cannot be stored: a job that a new scheduler would not know must not go on.
 
-        A job whose training is complete still completes, without the details of its result.
+        A job whose training is complete still completes, without the details of its result. One that is being removed,
+        or was by now, is stored no more.
         """
+        job = self._pool.jobs.get(name)
+        if job is None or job.record.is_deleted:
+            return
         completed = job.record.completed
         if completed is not None:
             job.update(completed=completed.brief())
