@@ -57,6 +57,7 @@ def live(plan: Plan) -> tuple[World, list[str]]:
     """Run the world of ``plan``; return it with the promises that were broken."""
     sys.unraisablehook = lambda _: None  # crashed processes are left as they were, and Python complains of that
     logging.disable()
+    logging.getLogger("opentelemetry.context").disabled = True  # also when what crashed is collected
     warnings.simplefilter("ignore", RuntimeWarning)
     world = World(plan)
     gc.disable()  # else what crashed processes left behind is finalized in the middle of others

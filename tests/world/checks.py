@@ -331,6 +331,16 @@ class Checks:
 
     # at the end
 
+    def have_ended(self, jobs: Iterable[str], deleted: Collection[str]) -> bool:
+        """Whether all ``jobs`` have ended, and those that are ``deleted`` are removed."""
+        ended = {job for job, record in self.records.items() if record.state.is_final and job not in deleted}
+        return (ended | self.removed).issuperset(jobs)
+
+    def is_published(self) -> bool:
+        """Whether the history of all jobs is published."""
+        records = (record for job, record in self.records.items() if job not in self.removed)
+        return all(self._numbers.get(record.job, 0) == record.num_items for record in records)
+
     def check_end(self, jobs: Mapping[int, str], scripts: Mapping[int, SimScript], excused: set[str]) -> None:
         """Check how the jobs ended. Those that are ``excused`` may have failed or stopped."""
         for number, job in jobs.items():

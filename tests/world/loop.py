@@ -22,6 +22,26 @@ class Stuck(Exception):
     """Nothing is ready and no timer is set: the world would wait for ever."""
 
 
+class SimHandle(events.TimerHandle):
+    """A callback that is ready, or will be: what asyncio's own has, without what only its debug mode needs."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, callback: Callable[..., object], args: tuple[object, ...], loop: "SimLoop", context: Context | None
+    ) -> None:
+        self._callback: Callable[..., object] | None = callback
+        self._args: tuple[object, ...] | None = args
+        self._loop = loop
+        self._context = copy_context() if context is None else context
+        self._cancelled = False
+        self._source_traceback = None
+
+    def cancel(self) -> None:
+        self._cancelled = True
+        self._callback = self._args = None
+
+
 class SimLoop(asyncio.AbstractEventLoop):
     """Runs callbacks in the order in which they became ready. ``time()`` is virtual, in seconds from 0."""
 
@@ -61,7 +81,6 @@ class SimLoop(asyncio.AbstractEventLoop):
     def _advance(self) -> None:
         when, _, handle = heapq.heappop(self._timers)
         self.now = max(self.now, when)
-        handle._scheduled = False
         if not handle._cancelled:
             self._ready.append(handle)
 
@@ -76,7 +95,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_soon(
         self, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> events.Handle:
-        handle = events.Handle(callback, args, self, context)
+        handle = SimHandle(callback, args, self, context)
         self._ready.append(handle)
         return handle
 
@@ -90,8 +109,7 @@ class SimLoop(asyncio.AbstractEventLoop):
     def call_at(
         self, when: float, callback: Callable[..., object], *args: object, context: Context | None = None
     ) -> events.TimerHandle:
-        handle = events.TimerHandle(when, callback, args, self, context)
-        handle._scheduled = True
+        handle = SimHandle(callback, args, self, context)
         heapq.heappush(self._timers, (when, next(self._numbers), handle))
         return handle
 
@@ -153,9 +171,6 @@ class SimLoop(asyncio.AbstractEventLoop):
 
     def is_closed(self) -> bool:
         return False
-
-    def _timer_handle_cancelled(self, handle: events.TimerHandle) -> None:
-        pass
 
 
 class Process:

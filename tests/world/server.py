@@ -179,8 +179,13 @@ def matches(pattern: str, subject: str) -> bool:
         return True
     if "*" not in pattern and ">" not in pattern:
         return False
+    return _compiled(pattern).fullmatch(subject) is not None
+
+
+@lru_cache(maxsize=20_000)
+def _compiled(pattern: str) -> re.Pattern[str]:
     parts = (r"[^.]+" if token == "*" else ".+" if token == ">" else re.escape(token) for token in pattern.split("."))
-    return re.fullmatch(r"\.".join(parts), subject) is not None
+    return re.compile(r"\.".join(parts))
 
 
 class SimServer:

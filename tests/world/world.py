@@ -40,6 +40,8 @@ COMPARE_SECONDS = 1.0
 OFFER_SECONDS = 5.0
 END_SECONDS = 20.0
 """After the last job has ended: until then its last events are published, and its workers are gone and forgotten."""
+QUIET_SECONDS = 5.0
+"""A world in which all jobs have ended is looked at for so long: faults and actions that come later meet nothing."""
 
 
 class World:
@@ -70,6 +72,11 @@ class World:
         self.workers.objects.on_delete.append(self._on_delete)
         self.faults = Faults(self)
         self.knowledge = Knowledge(self)
+        self.calm_at = plan.calm_at
+        """When the faults cease: as planned, or earlier if there is nothing left that they could meet."""
+        self._is_calm = self._is_over = self._is_settled = False
+        self._ended_at = float("inf")
+        """Since when all jobs have ended."""
         with self._surroundings():
             self.registry = registry(self.loop, detection_seconds=detection_seconds)
             if plan.removes:
@@ -120,7 +127,7 @@ class World:
         self._sync()
 
     def _on_store(self, stored: Stored) -> None:
-        calm_for = self.loop.now - self.plan.calm_at
+        calm_for = self.loop.now - self.calm_at
         event = self.checks.on_store(stored, self.workers.objects.objects, calm_for=calm_for)
         if event is not None:
             self._tell_of(event)
@@ -185,6 +192,9 @@ class World:
         self.loop.call_later(SYNC_SECONDS, self._sync)
 
     def _become_calm(self) -> None:
+        if self._is_calm:
+            return
+        self._is_calm, self.calm_at = True, self.loop.now
         self.tell("CALM")
         self.faults.cease()
         self.users.begin_calm()
@@ -210,7 +220,7 @@ class World:
     def _restart_services(self) -> None:
         """End all of a pool but the bus, or in a calm world its schedulers, which give no slots any more."""
         self.tell("RESTART of the pool")
-        for service in self.schedulers if self.loop.now > self.plan.calm_at else self.services:
+        for service in self.schedulers if self._is_calm else self.services:
             service.crash()
 
     def _change_settings(self, number: int) -> None:
@@ -238,7 +248,7 @@ class World:
         if self.checks.is_livelocked:
             return
         scripts = {number: submission.script for number, submission in enumerate(self.plan.jobs)}
-        self.loop.run_until(lambda: False, limit=self.loop.now + END_SECONDS)
+        self.loop.run_until(lambda: self._is_settled, limit=self.loop.now + END_SECONDS)
         missing = {self.users.jobs[number] for number, each in enumerate(self.plan.jobs) if each.is_missing}
         self.checks.check_missing(missing)
         gangs = {self.users.jobs[number]: each for number, each in enumerate(self.plan.jobs) if each.gang}
@@ -254,9 +264,17 @@ class World:
             self.checks.break_promise(f"{what}, {END_SECONDS:g} seconds after the last job has ended")
 
     def _look(self) -> None:
-        is_satisfied = self.loop.now > self.plan.calm_at and self.users.are_satisfied
-        self._is_over = is_satisfied or self.checks.is_livelocked
+        self._is_over = (self._is_calm and self.users.are_satisfied) or self.checks.is_livelocked
+        self._ended_at = min(self._ended_at, self.loop.now) if self._have_jobs_ended() else float("inf")
+        if self.loop.now - self._ended_at >= QUIET_SECONDS:
+            if self.loop.now > max((action.at for action in self.plan.actions), default=0.0):
+                self._become_calm()
+            self._is_settled = self.checks.is_published() and not any(self.knowledge.remaining())
         self.loop.call_later(LOOK_SECONDS, self._look)
+
+    def _have_jobs_ended(self) -> bool:
+        jobs = self.users.jobs
+        return len(jobs) == len(self.plan.jobs) and self.checks.have_ended(jobs.values(), self.users.deleted)
 
     def _what_it_waits_for(self, number: int) -> str:
         job = self.users.jobs.get(number)
