@@ -253,7 +253,7 @@ def test_a_drain_happens_once_and_is_answered_every_time() -> None:
 def test_a_host_that_drains_goes_on_draining_however_often_it_says_hello() -> None:
     bench = Bench()
     bench.tell(hello("host-1", slots=4))
-    bench.tell(DrainRequested("c1", HostDrain(host_id="host-1", deadline_seconds=30.0)))
+    bench.tell(HostChangeRequested("c1", HostDrain(host_id="host-1", deadline_seconds=30.0)))
     drained = bench.stored["host-1"]
     assert bench.tell(hello("host-1", slots=4)) == []
     bench.tell(hello("host-1", slots=2))
