@@ -12,8 +12,8 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 
 import orjson
 from nats.aio.msg import Msg
@@ -41,7 +41,7 @@ from resile_shared.messages.message import timestamp
 from resile_shared.pool_settings import store_pool_settings
 from resile_shared.service import ServiceContext
 from resile_shared.telemetry.metrics import gauge, histogram, total
-from resile_shared.telemetry.traces import resumed, traced
+from resile_shared.telemetry.traces import fail, resumed, traced
 
 from .core import (
     Announcement,
@@ -198,7 +198,7 @@ class _Service:
     def _handle(self, event: Event, *, about: str = "") -> None:
         self._num_heartbeats += isinstance(event, HeartbeatReceived)
         commands = self._core.handle(event, now=self._clock.now())
-        with traced(f"decide upon {type(event).__name__}") if commands else nullcontext():
+        with _traced(event, commands) if commands else nullcontext():
             for command in commands:
                 self._queues.put(about or _host_of(command), command)
 
@@ -246,3 +246,16 @@ def _host_of(command: Command) -> str:
             return event.host
         case Reply(asked, _):
             raise AssertionError(f"the answer to {asked} has no host of its own")
+
+
+@contextmanager
+def _traced(event: Event, commands: Sequence[Command]) -> Iterator[None]:
+    """Put a span around what a decision leads to; the loss of a host has its own name."""
+    lost = [c.event for c in commands if isinstance(c, Publish) and isinstance(c.event, HostLost)]
+    if not lost:
+        with traced(f"decide upon {type(event).__name__}"):
+            yield
+        return
+    with traced("host lost", host=lost[0].host) as span:
+        fail(span, "host lost", "; ".join(f"{each.host}: {each.reason}" for each in lost))
+        yield

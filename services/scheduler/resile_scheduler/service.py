@@ -22,6 +22,7 @@ from itertools import count
 
 from nats.aio.msg import Msg
 from opentelemetry.context import Context
+from opentelemetry.trace import get_current_span
 from pydantic import BaseModel
 
 from resile_shared.bus import subjects
@@ -55,7 +56,7 @@ from resile_shared.pool_settings import load_pool_settings
 from resile_shared.recent_events import InternalError
 from resile_shared.service import ServiceContext
 from resile_shared.telemetry.metrics import gauge
-from resile_shared.telemetry.traces import Value, carries_trace, continued, is_recorded, resumed, traced
+from resile_shared.telemetry.traces import Value, carries_trace, continued, fail, is_recorded, resumed, traced
 
 from .core.core import Scheduler
 from .core.events import (
@@ -327,6 +328,7 @@ class _Service:
             if not commands:
                 return None
             with nullcontext() if is_recorded() else resumed(Context()), _decision(event):
+                _mark_failures(commands)
                 batch = self._batch(commands)
                 self._executor.put(batch)
                 for command in commands:
@@ -389,6 +391,13 @@ def _decision(event: Event) -> AbstractContextManager[object]:
 
 def _traced(event: Event) -> AbstractContextManager[object]:
     return traced(f"decide upon {_name_of(event)}", _about(event))
+
+
+def _mark_failures(commands: Sequence[Command]) -> None:
+    """Give the current span the status of an error if a job has failed."""
+    for command in commands:
+        if isinstance(command, StoreJob) and any(item.kind == "failed" for item in command.items):
+            fail(get_current_span(), "job failed", f"{command.record.job}: {command.record.reason}")
 
 
 def _about(event: Event) -> dict[str, Value]:

@@ -145,6 +145,12 @@ def in_span(span: trace.Span) -> Context:
     return trace.set_span_in_context(span, Context())
 
 
+def fail(span: trace.Span, kind: str, reason: str) -> None:
+    """Give ``span`` the status of an error: of a ``kind`` from a short list, and with the ``reason`` in words."""
+    span.set_attribute("error.type", kind)
+    span.set_status(trace.StatusCode.ERROR, reason)
+
+
 def is_recorded() -> bool:
     """Whether the current trace is recorded."""
     return trace.get_current_span().get_span_context().trace_flags.sampled

@@ -16,7 +16,7 @@ from opentelemetry.trace import Link, Span, get_current_span
 
 from resile_shared.messages.allocations import Allocation
 from resile_shared.telemetry.span_queue import ITERATION
-from resile_shared.telemetry.traces import Value, attributes_of, begin, in_span, resumed, traced
+from resile_shared.telemetry.traces import Value, attributes_of, begin, fail, in_span, resumed, traced
 
 from ..messages import (
     ChangeTraced,
@@ -80,8 +80,11 @@ class HostTraces:
         ``context`` is the trace in which the event was received.
         """
         self._end_spans(event)
+        is_failure = self._is_failure(event)
         context = self._cause_of(event, context)
-        with resumed(context), self._span_of(event) if commands else nullcontext():
+        with resumed(context), self._span_of(event) if commands else nullcontext() as span:
+            if isinstance(event, WorkerExited) and is_failure and span is not None:
+                fail(span, event.exit.kind, event.exit.describe(f"worker {event.worker}"))
             if isinstance(event, Allocation) and commands:
                 self._contexts[event.job] = get_current()
             self._begin_spans(commands)
@@ -93,6 +96,12 @@ class HostTraces:
             span.end()
         for job in list(self._forming):
             self._formed(job)
+
+    def _is_failure(self, event: Event) -> bool:
+        """Whether a worker has ended otherwise than it was ordered to."""
+        if not isinstance(event, WorkerExited) or event.exit.kind in ("finished", "left"):
+            return False
+        return (event.job, event.worker) not in self._killed
 
     def _cause_of(self, event: Event, context: Context) -> Context:
         """Return the trace that led to an event; an empty one if the event begins a trace."""
@@ -118,7 +127,7 @@ class HostTraces:
             case _:
                 return Context()
 
-    def _span_of(self, event: Event) -> AbstractContextManager[object]:
+    def _span_of(self, event: Event) -> AbstractContextManager[Span | None]:
         """Return the span of an event, if it has one."""
         match event:
             case Allocation(job=job, generation=generation):
@@ -131,10 +140,10 @@ class HostTraces:
                 return nullcontext()
 
     @contextmanager
-    def _suspected(self, job: str, suspicion: PeerSuspected) -> Iterator[None]:
+    def _suspected(self, job: str, suspicion: PeerSuspected) -> Iterator[Span | None]:
         """Begin a trace with the first suspicion in a generation; workers repeat them."""
         if get_current_span().get_span_context().is_valid:
-            yield
+            yield None
             return
         with traced(
             "worker suspected",
@@ -145,9 +154,10 @@ class HostTraces:
             suspect=suspicion.suspect,
             evidence=suspicion.evidence,
             reason=suspicion.reason,
-        ):
+        ) as span:
+            fail(span, "worker suspected", suspicion.reason)
             self._suspicions[job] = suspicion.generation, get_current()
-            yield
+            yield span
 
     def _begin_spans(self, commands: Sequence[Command]) -> None:
         """Begin the spans of what takes longer than one event, in the current trace; forget jobs that leave."""

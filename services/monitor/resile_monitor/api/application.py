@@ -5,12 +5,12 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
 from aiohttp import web
-from opentelemetry.trace import SpanKind
+from opentelemetry.trace import Span, SpanKind
 
 from resile_shared.errors import UsageError
 from resile_shared.http.server import listening
 from resile_shared.readiness import Readiness
-from resile_shared.telemetry.traces import continued
+from resile_shared.telemetry.traces import continued, fail
 
 from .access import GUARDED, guarded
 from .datasets import DatasetViews
@@ -61,7 +61,7 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
         name = f"{request.method} {route}"
         with continued(name, request.headers, attributes, kind=SpanKind.SERVER) as span:
             response = await handler(request)
-            span.set_attribute("http.response.status_code", response.status)
+            _note_status(span, response)
             return response
 
     async def healthz(_: web.Request) -> web.Response:
@@ -86,6 +86,13 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
         made.add_routes(routes_of(part(pool)))
     made.on_shutdown.append(close)
     return made
+
+
+def _note_status(span: Span, response: web.StreamResponse) -> None:
+    """Record the status of a response; one of 500 or more is an error of the server."""
+    span.set_attribute("http.response.status_code", response.status)
+    if response.status >= 500:
+        fail(span, str(response.status), response.reason or "")
 
 
 @asynccontextmanager
