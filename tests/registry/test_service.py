@@ -25,6 +25,7 @@ from resile_shared.version import VERSION
 from resile_testing.fake_agent import FakeAgent
 from resile_testing.fixtures import Pool
 from resile_testing.services import as_process, in_process
+from resile_testing.spans import KeptSpans
 from resile_testing.waiting import until
 
 from ..shared.examples import hello
@@ -131,7 +132,10 @@ async def test_after_an_upgrade_hosts_of_the_old_version_have_left(house: House)
     assert house.records["host-1"].reason.startswith("it runs Resile 0.0.1, but its pool runs")
 
 
-async def test_a_silent_host_is_lost_and_comes_back_with_a_higher_incarnation(house: House) -> None:
+async def test_a_silent_host_is_lost_and_comes_back_with_a_higher_incarnation(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spans = KeptSpans(monkeypatch)
     async with registry(house.pool):
         await house.agent("host-2")
         await (await house.agent()).vanish()
@@ -145,6 +149,10 @@ async def test_a_silent_host_is_lost_and_comes_back_with_a_higher_incarnation(ho
 
         await until(lambda: announced()[-1:] == [("joined", 2)])
         assert announced() == [("joined", 1), ("lost", 1), ("joined", 2)]
+    ((name, kind, reason),) = spans.errors
+    assert (name, kind) == ("host lost", "host lost")
+    assert reason is not None
+    assert reason.startswith("host-1: ")
 
 
 async def test_a_host_that_says_goodbye_has_left_at_once(house: House) -> None:
