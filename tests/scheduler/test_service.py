@@ -66,6 +66,7 @@ from resile_testing.fake_agent import FakeAgent
 from resile_testing.fixtures import Pool
 from resile_testing.histories import check_history
 from resile_testing.services import as_process, in_process
+from resile_testing.spans import KeptSpans
 from resile_testing.waiting import until
 
 from .full_bus import limit_records
@@ -549,11 +550,12 @@ async def test_a_report_that_cannot_be_handled_costs_its_job_alone(
             raise ValueError(f"{UNLUCKY} shards")
 
     monkeypatch.setattr(WorkerReports, "handle", superstitious)
-    watcher = house.watcher
+    watcher, spans = house.watcher, KeptSpans(monkeypatch)
     async with scheduler(house.pool, lease_seconds=0.5):
         await house.agent("host-1", slots=1, num_shards=UNLUCKY)
         assert await house.submit() == "job-1"
         await until(lambda: watcher.state() == "failed")
+        await until(lambda: "job failed" in [kind for _, kind, _ in spans.errors])
         assert f"ValueError: {UNLUCKY} shards" in watcher.history()[-1].reason
         await until_laid_aside(watcher.bus, subjects.report("job-1", "ready"))
         agent = await house.agent("host-2")
