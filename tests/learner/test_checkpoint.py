@@ -546,6 +546,36 @@ def test_a_folder_that_turns_out_to_be_a_file_is_explained(store: CheckpointStor
             True,
         ),
         (
+            foreign.GenericError(
+                "Error performing PUT http://h/k in 1.5ms - Server returned non-2xx status code: 400 Bad Request: "
+                "<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
+            ),
+            "the credentials have expired; renew them",
+            True,
+        ),
+        (
+            foreign.GenericError(
+                "Server returned non-2xx status code: 403 Forbidden: <Error><Code>RequestTimeTooSkewed</Code></Error>"
+            ),
+            "the clock of this machine and that of the storage differ; set the clock",
+            True,
+        ),
+        (
+            foreign.GenericError("Server returned non-2xx status code: 400 Bad Request: "),
+            "the storage refuses the request: status 400; check the URL and the region",
+            True,
+        ),
+        (
+            foreign.GenericError("Server returned status code: 400 Bad Request: <Code>InvalidRegion</Code>"),
+            "the storage refuses the request: status 400 InvalidRegion; check",
+            True,
+        ),
+        (
+            foreign.GenericError("Error performing PUT http://h/k in 25.769742ms - odd\n\nDebug"),
+            "^cannot write k in s3://b: Error performing PUT http://h/k - odd; check",
+            True,
+        ),
+        (
             foreign.GenericError("PUT http://169.254.169.254/latest/api/token - HTTP error: error sending request"),
             "there are no credentials for it; set AWS_ACCESS_KEY_ID",
             False,

@@ -22,6 +22,10 @@ def shown(record: JobRecord, *reports: Report) -> JobView:
     return projection.job(record, record.unpublished)
 
 
+def reported(iteration: int, time: float, **fields: object) -> Report:
+    return report(progress(iteration, **fields)).model_copy(update={"time": at(time)})
+
+
 def test_a_running_job_is_shown_as_its_newest_progress_has_it() -> None:
     view = shown(job(), report(progress(1)), report(progress(400, loss=0.25, metrics={"accuracy": 0.9})))
     assert (view.iteration, view.iterations_total, view.loss, view.metrics) == (400, 1000, 0.25, {"accuracy": 0.9})
@@ -38,20 +42,27 @@ def test_a_running_job_is_shown_as_its_newest_progress_has_it() -> None:
 
 
 def test_the_time_that_is_left_follows_the_average_of_the_generation() -> None:
-    reports = report(progress(100, iteration_seconds=9.0)).model_copy(update={"time": at(51.0)})
-    view = shown(job(), reports)  # 100 iterations in 50 seconds
+    since, newest = reported(20, 11.0), reported(100, 51.0, iteration_seconds=9.0)
+    view = shown(job(), since, newest)  # 80 iterations in 40 seconds
     assert (view.iteration_seconds, view.seconds_left) == (9.0, 450.0)
 
 
+def test_the_time_that_is_left_is_measured_on_the_clock_of_one_host() -> None:
+    slow = job(allocation=item(1, generation=1, iteration=0).model_copy(update={"time": at(-3600.0)}))
+    assert shown(slow, reported(20, 11.0), reported(100, 51.0)).seconds_left == 450.0
+    other = reported(100, 3651.0).model_copy(update={"host": "host-2"})
+    assert shown(job(), reported(20, 11.0), other).seconds_left == 450.0, "as its newest iteration took"
+
+
 def test_a_job_is_expected_to_meet_its_deadline_if_it_has_the_time_that_is_left() -> None:
-    reports = report(progress(100)).model_copy(update={"time": at(51.0)})  # 450 seconds are left
+    reports = reported(20, 11.0), reported(100, 51.0)  # 450 seconds are left
 
     def meets(deadline: float, **changes: object) -> bool | None:
         record = job(**changes)
         spec = record.spec.model_copy(update={"deadline": at(deadline)})
-        return shown(record.model_copy(update={"spec": spec}), reports).meets_deadline
+        return shown(record.model_copy(update={"spec": spec}), *reports).meets_deadline
 
-    assert shown(job(), reports).meets_deadline is None
+    assert shown(job(), *reports).meets_deadline is None
     assert (meets(502.0), meets(500.0)) == (True, False)
     assert meets(502.0, state=JobState.QUEUED) is None, "nobody knows when it will train"
     ended = {"state": JobState.COMPLETED, "completed": COMPLETED, "ended": at(600.0)}

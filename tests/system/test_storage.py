@@ -13,6 +13,7 @@ from resile_testing.fixtures import s3
 
 from .conftest import ITERATIONS_PER_EPOCH, TRAIN, Ended, Resile
 from .pools import pool_up
+from .s3_proxy import S3Proxy
 from .wide import WIDE, Watched, plain_sha
 
 __all__ = ["s3"]
@@ -71,6 +72,33 @@ def test_a_server_killed_in_the_midst_of_an_upload_costs_a_warning_and_nothing_e
     assert newest.iteration == 4 * ITERATIONS_PER_EPOCH
     for checkpoint in store.complete():
         assert store.load(checkpoint.name, allocate).manifest.checkpoint == checkpoint
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ((400, "ExpiredToken"), "the credentials have expired; renew them"),
+        ((400, "Odd"), "the storage refuses the request: status 400 Odd; check the URL and the region"),
+    ],
+)
+def test_a_storage_that_refuses_is_named_once_and_costs_a_run_nothing(
+    resile: Resile, s3: S3Server, undisturbed: str, error: tuple[int, str], said: str
+) -> None:
+    with S3Proxy.before(s3.endpoint) as proxy:
+        options = ("--workers", 2, "--storage", s3.url + "/runs", "--json")
+        script = (resile.script(), "--", "--every", 10, "--pause", 0.05)
+        watched = Watched(resile.start("run", *options, *script, AWS_ENDPOINT_URL=proxy.url))
+        watched.until("iteration 10: checkpoint saved")
+        proxy.error = error
+        watched.until("is not stored yet.*the job is waiting for it")
+        proxy.error = None
+        ended = watched.end()
+    assert ended.status == 0, ended.err
+    assert ended.json["params_sha256"] == undisturbed
+    warned = [text for text in warnings(ended) if "is not stored yet" in text]
+    assert all(said in text for text in warned), warned
+    assert len(warned) <= 6, "one for each checkpoint, model, and way of waiting"
+    assert proxy.num_refused > len(warned)
 
 
 @pytest.mark.nightly

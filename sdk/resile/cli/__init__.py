@@ -1,5 +1,6 @@
 """The command `resile`. Nothing is imported here that takes time: the commands import what they need."""
 
+import errno
 import itertools
 import json
 import os
@@ -74,8 +75,10 @@ def _main(arguments: list[str]) -> int:
     except BrokenPipeError:  # `resile events -f | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return BROKEN_PIPE
-    except OSError as error:
-        _report(str(error), arguments)
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and str(error) != "can't start new thread":
+            raise
+        _report(_explain_shortage(error), arguments)
         return 1
     return status if isinstance(status, int) else 0
 
@@ -101,6 +104,18 @@ def _explain(fault: str, command: str) -> str:
     if fault.startswith("No such option") and command in ("resile run", "resile submit"):
         return f"{fault}; put options of the script after `--`; `{command} --help` lists the others"
     return f"{fault}; see `{command} --help`"
+
+
+def _explain_shortage(error: OSError | RuntimeError) -> str:
+    """Say which limit is used up, if it is one."""
+    if isinstance(error, RuntimeError) or error.errno == errno.EAGAIN:
+        return (
+            "no process or thread can be started: the limit of this user is used up: end other processes, or raise it "
+            "(ulimit -u, TasksMax in systemd, the pids limit of a container)"
+        )
+    if error.errno in (errno.EMFILE, errno.ENFILE):
+        return f"no file can be opened: {error.strerror}: raise the limit of open files (ulimit -n)"
+    return str(error)
 
 
 def _is_no_script(words: Sequence[str]) -> bool:

@@ -205,8 +205,10 @@ def run(
         name=name,
         output=output,
     )
+    from ..pool.home import check_loopback
     from .run import train  # imported here: it loads on Linux only, which the settings have checked
 
+    check_loopback()
     return train(settings, as_json=as_json, quiet=quiet)
 
 

@@ -153,8 +153,9 @@ def _check_listen(listen: str, *, namespaces: bool) -> None:
 
 
 def _check_address(host: str, port: int) -> None:
-    from ..pool.home import listening_fault
+    from ..pool.home import check_loopback, listening_fault
 
+    check_loopback()
     fault = listening_fault(host, port)
     if fault is not None and fault.errno == errno.EADDRINUSE:
         raise UsageError(f"port {port} of {host} is in use: choose another with --port")

@@ -131,6 +131,15 @@ def listening_fault(host: str, port: int) -> OSError | None:
         return error
 
 
+def check_loopback() -> None:
+    """Raise UsageError unless services and workers can listen on the IPv4 address of this machine for itself."""
+    if fault := listening_fault("127.0.0.1", 0):
+        raise UsageError(
+            f"services and workers listen on 127.0.0.1, which this machine does not have: {fault.strerror}: "
+            "add it, for example with `ip addr add 127.0.0.1/8 dev lo`"
+        )
+
+
 def read_pool(home: Path) -> RunningPool | None:
     """Return `pool.json` of ``home``, None without one. After a kill the file may be stale."""
     file = home.expanduser() / "pool.json"

@@ -67,7 +67,7 @@ class Projection:
                     reports.generation,
                     reports.progress.iteration if reports.progress else 0,
                 ):
-                    reports.generation, reports.progress, reports.time = report.generation, progress, report.time
+                    reports.on_progress(report, progress)
             case Failed() as failed:
                 reports.failed = failed
             case Warned(message=message):

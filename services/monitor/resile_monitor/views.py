@@ -22,7 +22,7 @@ from resile_shared.messages.curves import Curves, CurveTable
 from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Slot, WorkerReport
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
-from resile_shared.messages.reports import Failed, Progress
+from resile_shared.messages.reports import Failed, Progress, Report
 from resile_shared.messages.usage import HOUR_MS, RemovedUsage, hour_of, used_since
 
 from .history.curves import speeds
@@ -45,11 +45,20 @@ class JobReports:
     """The generation of ``progress``."""
     progress: Progress | None = None
     time: datetime | None = None
-    """When ``progress`` was reported."""
+    """When ``progress`` was reported, on the clock of its host."""
+    first: Report | None = None
+    """The first progress of ``generation`` from the host of ``progress``: the clocks of hosts differ."""
     failed: Failed | None = None
     exit_details: str = ""
     """The traceback that an agent found where a worker could not report one."""
     warnings: dict[str, None] = field(default_factory=dict)
+
+    def on_progress(self, report: Report, progress: Progress) -> None:
+        """Note the newest progress."""
+        before = self.first
+        if before is None or (before.generation, before.host) != (report.generation, report.host):
+            self.first = report
+        self.generation, self.progress, self.time = report.generation, progress, report.time
 
 
 def job_summary(record: JobRecord, reports: JobReports) -> JobSummary:
@@ -59,7 +68,7 @@ def job_summary(record: JobRecord, reports: JobReports) -> JobSummary:
     slots = active_slots(record)
     iteration = _iteration(record, reports)
     total = _iterations_total(record, reports)
-    pace = _pace(record, reports)
+    pace = _pace(reports)
     seconds_left = max(0, total - iteration) * pace if slots and pace and total is not None else None
     return JobSummary(
         id=record.job,
@@ -196,13 +205,13 @@ def _slot_view(host: str, slot: Slot, worker: WorkerReport | None, holders: Mapp
     )
 
 
-def _pace(record: JobRecord, reports: JobReports) -> float | None:
-    """Return the seconds of an iteration, on average over the active generation since single ones vary."""
-    last, progress = record.allocation, reports.progress
+def _pace(reports: JobReports) -> float | None:
+    """Return the seconds of an iteration, on average over the reported generation since single ones vary."""
+    progress, first = reports.progress, reports.first
     if progress is None:
         return None
-    if last and reports.time and reports.generation == last.generation:
-        num, seconds = progress.iteration - last.iteration, (reports.time - last.time).total_seconds()
+    if first and isinstance(first.content, Progress) and reports.time:
+        num, seconds = progress.iteration - first.content.iteration, (reports.time - first.time).total_seconds()
         if num >= ENOUGH_ITERATIONS and seconds > 0:
             return seconds / num
     return progress.iteration_seconds or None

@@ -313,6 +313,18 @@ _CAUSES = (
     _Cause(r"os error 27\b", "the file would be too large", "raise the limit on file sizes (ulimit -f)"),
     _Cause(r"os error (1|13)\b", "permission denied", "let this user read and write there, or use other storage"),
     _Cause(
+        r"RequestTimeTooSkewed",
+        "the clock of this machine and that of the storage differ",
+        "set the clock, by NTP for example",
+        transient=True,
+    ),
+    _Cause(
+        r"ExpiredToken|TokenRefreshRequired",
+        "the credentials have expired",
+        "renew them in the environment of this process, and start it again",
+        transient=True,
+    ),
+    _Cause(
         r"status code: 40[13]|PermissionDenied|Unauthenticated",
         "permission denied",
         "check the credentials in this process's environment, and what they allow",
@@ -341,18 +353,27 @@ _CAUSES = (
         "check that it is healthy",
         transient=True,
     ),
+    # The answer to a HEAD request has no body that says more.
+    _Cause(
+        r"status code: 400(?:.*<Code>(\w+)</Code>)?",
+        r"the storage refuses the request: status 400 \1",
+        "check the URL and the region, and that the credentials in this process's environment have not expired",
+        transient=True,
+    ),
 )
+_DURATION = re.compile(r" in \d[\d.]*(?:ns|µs|ms|s)\b")
 
 
 def _translated(action: str, key: str, error: Exception) -> StorageError:
     text = f"{error}\n{type(error).__name__}"
     for cause in _CAUSES:
         if match := re.search(cause.pattern, text):
-            reason = printable(match.expand(cause.reason))
+            reason = printable(match.expand(cause.reason)).strip()
             return cause.kind(action, reason, cause.advice, transient=cause.transient)
     if isinstance(error, FileNotFoundError):
         return MissingObjectError(action, key)
     if isinstance(error, foreign.PreconditionError):
         return ObjectChanged(action)
-    summary = text.partition("\n")[0] or repr(error)
+    # The same failure has the same text each time: what is equal is reported once.
+    summary = _DURATION.sub("", text.partition("\n")[0]) or repr(error)
     return StorageError(action, summary, "check that the storage is reachable and healthy", transient=True)
