@@ -18,10 +18,10 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import uvloop
 from aiohttp import web
@@ -44,6 +44,9 @@ logger = logging.getLogger(__name__)
 
 CLOSE_SECONDS = 2.0
 """Seconds that calls in threads have to end when all else has ended."""
+
+EXPORT_SECONDS = 3.0
+"""Seconds that a collector has to take the last metrics, logs and spans of a service that ends."""
 
 S = TypeVar("S", bound=ServiceSettings)
 
@@ -129,10 +132,20 @@ async def serve(name: str, settings: S, run: Run[S]) -> None:
         work.cancel()
         exporting.cancel()
         await asyncio.wait({work, exporting})
-        await metrics.close()
-        tracing.shutdown()
-        if log_export is not None:
-            log_export.shutdown()
+        exports = [metrics.close(), asyncio.to_thread(tracing.shutdown)]
+        await _send_last(*exports, *([asyncio.to_thread(log_export.shutdown)] if log_export else []))
+
+
+async def _send_last(*exports: Coroutine[Any, Any, None]) -> None:
+    """Send what a collector lacks, unless it does not answer: a service that is stopped must not wait for it."""
+    closing = {asyncio.ensure_future(export) for export in exports}
+    done, late = await asyncio.wait(closing, timeout=EXPORT_SECONDS)
+    for export in late:
+        export.cancel()
+    for export in done:
+        export.result()
+    if late:
+        logger.warning("the collector did not take the last telemetry within %g s: it is lost", EXPORT_SECONDS)
 
 
 def handle_signals(stop: Callable[[str], None], *, supervised: bool) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -190,6 +191,20 @@ async def test_metrics_and_logs_are_exported_where_that_is_asked(
             await started.process.communicate()
     assert {"resile_ready", "resile_bus_connected"} <= collector.metrics
     assert {"started", "stopped"} <= set(collector.logs)
+
+
+async def test_a_service_ends_though_its_collector_does_not_answer(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:  # connections are made, and nothing is read
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
+        for signal_of in ("METRICS", "LOGS"):
+            monkeypatch.setenv(f"OTEL_{signal_of}_EXPORTER", "otlp")
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "15")
+        async with service(pool.server.credentials("scheduler")) as started:
+            await started.logged("started")
+            started.process.send_signal(signal.SIGTERM)
+            _, err = await started.process.communicate()
+        assert started.process.returncode == 0
+        assert b"the collector did not take the last telemetry" in err
 
 
 async def test_a_collector_of_traces_gets_neither_metrics_nor_logs(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
