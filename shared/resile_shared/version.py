@@ -24,7 +24,8 @@ class OtherVersionInstalled(ResileError):
 
     def __init__(self, installed: str) -> None:
         super().__init__(
-            f"{installed or 'no version'} of Resile is installed now, but {VERSION} runs: stop it and start it again"
+            f"{installed or 'no version'} of Resile is installed now, but {VERSION} runs: install {VERSION} again, or "
+            "stop what runs and start it again"
         )
 
 

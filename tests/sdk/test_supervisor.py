@@ -66,8 +66,12 @@ async def test_after_an_upgrade_under_a_pool_no_service_of_the_new_version_is_st
         monkeypatch.setattr(version, "VERSION", "0.0.1")
         await process.kill()
         await told.get()
-        fault = f"{VERSION} of Resile is installed now, but 0.0.1 runs: stop it and start it again"
-        assert await told.get() == f"registry not restarted: {fault}"
+        advice = "install 0.0.1 again, or stop what runs and start it again"
+        for pause in ("0.4", "0.8"):
+            assert await told.get() == (
+                f"registry not restarted: {VERSION} of Resile is installed now, but 0.0.1 runs: {advice}: "
+                f"trying again in {pause} s"
+            )
     finally:
         keeping.cancel()
         await process.stop()

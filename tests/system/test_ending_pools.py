@@ -1,5 +1,6 @@
 """Ctrl-C of a real pool saves its jobs first; the next `resile up` in the same home continues with them."""
 
+import shutil
 import signal
 import time
 from contextlib import suppress
@@ -96,6 +97,26 @@ def test_a_signal_to_all_processes_saves_the_jobs_too(
     assert ended.status == 0, ended.err
     assert ended.err.splitlines()[-1] == "the pool has stopped"
     assert not pool.left()
+    for view in complete(home, jobs, undisturbed):
+        saved_at(view)
+
+
+def test_jobs_are_saved_without_the_monitor_that_an_upgrade_under_the_pool_keeps_from_restarting(
+    tmp_path: Path, train: Path, undisturbed: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, installed = tmp_path / "home", tmp_path / "installed"
+    installed.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    with pool_up(home, *TWO_HOSTS) as pool:
+        jobs = submit(pool, train, number=1)
+        newer = installed / "resile-9.9.9.dist-info"
+        newer.mkdir()
+        (newer / "METADATA").write_text("Metadata-Version: 2.1\nName: resile\nVersion: 9.9.9\n")
+        pool.service("resile_monitor").kill()
+        ended = pool.end(signal.SIGINT)
+    assert ended.status == 0, ended.err
+    assert "monitor not restarted: 9.9.9 of Resile is installed now" in ended.err
+    shutil.rmtree(newer)
     for view in complete(home, jobs, undisturbed):
         saved_at(view)
 

@@ -16,12 +16,13 @@ from resile_shared.log_files import truncate_logs
 from resile_shared.storage.objects import MissingObjectError, ObjectStorage
 from resile_shared.version import VersionMismatch
 
+from ..client import AsyncClient
 from ..http_requests import Server
 from .disk import watch_disk
 from .home import PoolHome
 from .namespaces import Namespaces
 from .process import ServiceProcess, describe_exit
-from .saving import save_jobs
+from .saving import save_jobs, suspend_over_bus
 from .services import PoolOptions, Services
 from .worker_processes import has_workers
 
@@ -139,7 +140,13 @@ class Supervisor:
         if not (self._url or any(has_workers(agent.process) for agent in self._agents)):  # it was just starting
             return ""
         server = Server(self._url or self._home.api_file.read_text(), self._home.token)
-        return await save_jobs(server, seconds=self._options.grace_seconds, log=self._log)
+        return await save_jobs(server, seconds=self._options.grace_seconds, log=self._log, suspend=self._suspend)
+
+    async def _suspend(self, client: AsyncClient) -> tuple[str, ...]:
+        """Suspend all jobs by the API, or without it if its service is not running now."""
+        if any(process.name == "monitor" and process.is_running for process in self._services):
+            return await client.suspend_all()
+        return await suspend_over_bus(self._bus.credentials("monitor"))
 
     async def _stop(self) -> None:
         """Stop agents, then services, then the bus: each can send its last messages to the next."""
@@ -176,15 +183,18 @@ async def keep_running(process: Restartable, name: str, log: Log) -> None:
         status = await process.wait()
         backoff = MIN_BACKOFF_SECONDS if time.monotonic() - started > BACKOFF_RESET_SECONDS else backoff
         log(f"{name} {describe_exit(status)}, restarting in {backoff:.1f} s")
-        await asyncio.sleep(backoff)
-        backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
-        try:
-            await process.start()
-            log(f"{name} restarted")
-        except VersionMismatch:
-            raise
-        except (ResileError, OSError) as error:
-            log(f"{name} not restarted: {error}")
+        while True:
+            await asyncio.sleep(backoff)
+            backoff = min(2 * backoff, MAX_BACKOFF_SECONDS)
+            try:
+                await process.start()
+            except VersionMismatch:
+                raise
+            except (ResileError, OSError) as error:
+                log(f"{name} not restarted: {error}: trying again in {backoff:.1f} s")
+            else:
+                log(f"{name} restarted")
+                break
 
 
 async def _start_all(processes: Iterable[ServiceProcess]) -> None:
