@@ -83,6 +83,7 @@ def test_requests_at_bad_moments_and_a_second_scheduler_keep_the_promises(start:
     found = json.loads(out)
     assert found["faults"] == [], err
     assert found["attacks"], err
+    assert not [each for each in found["skipped"] if " failed: " in each["reason"]], err
     assert_nothing_is_left(temporary)
 
 

@@ -9,9 +9,11 @@ import pytest
 
 from resile.chaos.attacks import Target, TargetKind
 from resile.chaos.processes import PoolProcesses
+from resile.chaos.second_scheduler import second_scheduler
 from resile.client import AsyncClient, find_server
 from resile_shared.http.api import JobView
 
+from .conftest import TRAIN
 from .paced import Pace, becomes, submit
 from .pools import UpPool, pool_up
 from .running import plain
@@ -56,3 +58,25 @@ async def test_frozen_workers_and_agents_change_neither_bits_nor_ledger(pool: Up
 def told(view: JobView, reason: str) -> bool:
     """Whether the job has lost somebody, and why."""
     return any(reason in item.reason and item.workers < 4 for item in view.history if item.kind == "allocation")
+
+
+@pytest.mark.long
+def test_a_scheduler_that_was_replaced_while_it_was_frozen_ends_when_it_continues(
+    tmp_path: Path, undisturbed: str
+) -> None:
+    script = tmp_path / "code/train.py"
+    script.parent.mkdir()
+    script.write_text(TRAIN)
+    with pool_up(tmp_path / "home", "--slots", 2) as pool:
+        job = pool.submit(script, "--", "--pause", 0.2)
+        pool.becomes(job, lambda view: view["iteration"] > 2)
+        first = pool.service("resile_scheduler")
+        with second_scheduler(first.pid, pool.home):
+            first.suspend()
+            later = pool.submit(script)  # the second one accepts it
+            assert pool.completed(later)["params_sha256"] == undisturbed
+            first.resume()
+        assert pool.completed(job)["params_sha256"] == undisturbed
+        assert pool.completed(pool.submit(script))["params_sha256"] == undisturbed
+        assert pool.service("resile_scheduler").pid != first.pid
+    assert "another scheduler became leader" in (tmp_path / "home/logs/scheduler.log").read_text()

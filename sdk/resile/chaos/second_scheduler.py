@@ -30,6 +30,7 @@ def second_scheduler(first: int, home: Path) -> Iterator[None]:
         prefix = Namespaces.of(home).enter("scheduler")
     except UsageError:
         prefix = ()
+    words.remove("--supervised=true")  # the pool ends its own by the end of stdin; this one ends at a signal
     with tempfile.TemporaryDirectory(prefix="resile-chaos-") as folder:
         health = Path(folder, "health")
         words[words.index("--health-file") + 1] = str(health)
