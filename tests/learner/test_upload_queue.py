@@ -10,6 +10,7 @@ from hypothesis import given
 from resile_learner.checkpoint.manifest import CheckpointId, Manifest, PartInfo
 from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.checkpoint.upload_queue import (
+    LATE_SECONDS,
     MAX_BACKOFF_SECONDS,
     MIN_BACKOFF_SECONDS,
     Prune,
@@ -83,6 +84,22 @@ def test_the_wait_after_a_failure_doubles_and_ends_with_the_first_success() -> N
     assert queue.failure is None
     queue.done(take(queue, now), FAILURE, now=now)
     assert queue.take(now=now) == Wait(MIN_BACKOFF_SECONDS)
+
+
+def test_a_request_without_an_answer_is_a_fault_until_it_is_answered() -> None:
+    queue = UploadQueue()
+    assert queue.fault(now=LATE_SECONDS) is None
+    queue.start(snapshot(), FIRST)
+    queue.assign([0, 1])
+    tasks = [take(queue, 10.0), take(queue, 60.0)]
+    assert queue.fault(now=10.0 + LATE_SECONDS - 1.0) is None
+    fault = queue.fault(now=10.0 + LATE_SECONDS)
+    assert fault is not None
+    assert fault.reason == "no answer for more than 60 s"
+    queue.done(tasks[0], part(0), now=71.0)
+    assert queue.fault(now=71.0) is None
+    queue.done(tasks[1], FAILURE, now=72.0)
+    assert queue.fault(now=72.0) is FAILURE
 
 
 def test_a_manifest_is_followed_by_pruning_which_is_tried_again_until_it_succeeds() -> None:

@@ -54,6 +54,15 @@ async def test_a_service_that_cannot_write_why_it_ended_has_a_full_disk(
         await ServiceProcess(silent).start()
 
 
+@pytest.mark.parametrize(
+    "end", ["import os; os.abort()", 'raise RuntimeError("can\'t start new thread")'], ids=["libuv", "Python"]
+)
+async def test_a_service_that_cannot_start_a_thread_says_so(tmp_path: Path, pool: Pool, end: str) -> None:
+    ending = replace(spec(tmp_path, pool), prefix=(sys.executable, "-c", end))
+    with pytest.raises(ServiceFailed, match=r"registry exited .* before it was ready: no thread .*ulimit -u"):
+        await ServiceProcess(ending).start()
+
+
 async def test_after_an_upgrade_under_a_pool_no_service_of_the_new_version_is_started(
     tmp_path: Path, pool: Pool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -19,6 +19,7 @@ from .services import ServiceSpec
 
 STOP_SECONDS = 20.0
 _POLL_SECONDS = 0.05
+_NO_THREAD = "can't start new thread"
 _PROBE_TIMEOUT = aiohttp.ClientTimeout(total=5.0)
 
 
@@ -27,6 +28,8 @@ class ServiceFailed(ResileError):
 
     def __init__(self, spec: ServiceSpec, status: int) -> None:
         last = last_line(spec.log) or write_fault(spec.log.parent)
+        if _NO_THREAD in last or (status == -signal.SIGABRT and not last):  # libuv aborts without a word
+            last = "no thread could be started: raise the limit of processes of this user (ulimit -u)"
         cause = f": {last}" if last else ""
         super().__init__(f"{spec.name} {describe_exit(status)} before it was ready{cause} (its log: {spec.log})")
 

@@ -415,7 +415,7 @@ class Checkpointer:
 
     def _warn_of_failure(self, uploads: Uploads | UploadQueue) -> None:
         """Warn once for each checkpoint, and for the model, that the storage does not take it."""
-        failure = uploads.failure
+        failure = uploads.fault(now=self._clock())
         if failure is None:
             return
         if uploads.current is not None:

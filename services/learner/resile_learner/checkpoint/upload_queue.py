@@ -17,6 +17,8 @@ from .snapshot import Snapshot
 MIN_BACKOFF_SECONDS = 0.5
 MAX_BACKOFF_SECONDS = 15.0
 """Maximum backoff before a retry; it starts at the minimum, and doubles after each failure."""
+LATE_SECONDS = 60.0
+"""After this time without an answer, a request to the storage is reported. It is not given up."""
 
 
 @dataclass(eq=False)
@@ -82,7 +84,8 @@ class UploadQueue:
     def __init__(self) -> None:
         self._current: Upload | None = None
         self._waiting: Upload | None = None
-        self._running: set[Task] = set()
+        self._running: dict[Task, float] = {}
+        """What was taken, and when."""
         self._stored: list[tuple[str, PartInfo]] = []
         self._committed: list[Manifest] = []
         self._prune: Prune | None = None
@@ -172,6 +175,14 @@ class UploadQueue:
         """Whether no task will be given out any more."""
         return self._is_closing and (self.failure is not None or self._next() is None)
 
+    def fault(self, *, now: float) -> StorageError | None:
+        """Return why the storage takes nothing, as far as is known at ``now``: it failed, or it has not answered."""
+        if self.failure is not None or now - min(self._running.values(), default=now) < LATE_SECONDS:
+            return self.failure
+        return StorageError(
+            "write", f"no answer for more than {LATE_SECONDS:g} s", "check the storage, and the network to it"
+        )
+
     def take(self, *, now: float) -> Task | Wait:
         """Give out the next task, at ``now`` on any monotonic clock. `done` has to follow."""
         task = self._next()
@@ -179,7 +190,7 @@ class UploadQueue:
             return Wait(None)
         if self.failure is not None and now < self._retry_at:
             return Wait(self._retry_at - now)
-        self._running.add(task)
+        self._running[task] = now
         match task:
             case PutPart(upload) | WriteManifest(upload):
                 upload.num_readers += 1
@@ -191,7 +202,7 @@ class UploadQueue:
 
     def done(self, task: Task, result: PartInfo | Manifest | ResileError | None, *, now: float) -> None:
         """Record how a task went."""
-        self._running.discard(task)
+        self._running.pop(task, None)
         if isinstance(task, PutPart | WriteManifest):
             task.upload.num_readers -= 1
             if task.upload.is_finished and not task.upload.num_readers:

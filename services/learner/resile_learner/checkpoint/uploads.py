@@ -61,6 +61,11 @@ class Uploads:
         """The last failure of the storage; None once it works again."""
         return self._queue.failure
 
+    def fault(self, *, now: float) -> StorageError | None:
+        """Return why the storage takes nothing."""
+        with self._changed:
+            return self._queue.fault(now=now)
+
     def start(self, snapshot: Snapshot, checkpoint: CheckpointId) -> CheckpointId | None:
         """Start a checkpoint, or queue it; returns the one that it replaced in the queue."""
         with self._changed:
