@@ -33,6 +33,7 @@ class Worker:
             lambda: self.membership.view,
             handle=self.handle,
             on_entry=lambda _: None,
+            report=lambda _: None,
             spawn=self.spawn,
         )
 

@@ -188,7 +188,7 @@ def _a_checkpoint_lacks_a_part(store: Any) -> None:
 
 
 def _checkpoints_are_ignored(store: Any) -> None:
-    def find_nothing(self: Any, allocate: Any, *, lineage: int | None = None) -> store.Found:
+    def find_nothing(self: Any, allocate: Any, *, lineage: int | None = None, known: Any = None) -> store.Found:
         return store.Found(None)
 
     _replace(store.CheckpointStore, load_newest=find_nothing)
