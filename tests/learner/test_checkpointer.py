@@ -140,12 +140,30 @@ def test_a_start_that_misses_a_checkpoint_which_was_reported_waits_for_the_stora
     session = StoredSession(store.as_uri(), lineage=2, known=6)
     assert Checkpointer(session, every=None, sleep=mount).resume(state)
     assert (state.progress.iteration, weight_of(state)) == (6, 2.0)
-    newest = "the newest one there is lineage-1/000000000003-g1" if older else "there is none"
+    newest = "the newest one there is lineage-1/000000000003-g1" if older else "there is none that is whole"
     (warning,) = session.warnings
     assert warning == (
         "the job is waiting for its checkpoint: the job has stored a checkpoint of iteration 6 in "
         f"{store.as_uri()}, but {newest}: make the storage available as it was, or start the job anew"
     )
+
+
+def test_a_start_that_finds_a_part_of_what_was_stored_waits_for_the_rest(tmp_path: Path) -> None:
+    """As after a file system was unmounted while a checkpoint was being stored."""
+    store, away, state = tmp_path / "store", tmp_path / "away", state_of(5.0)
+    store_checkpoint(store, 6, 2.0)
+    shutil.copytree(store, away)
+    for part in store.rglob("part-*"):
+        part.unlink()
+
+    def mount(_: float) -> None:
+        shutil.copytree(away, store, dirs_exist_ok=True)
+
+    session = StoredSession(store.as_uri(), lineage=2, known=6)
+    assert Checkpointer(session, every=None, sleep=mount).resume(state)
+    assert (state.progress.iteration, weight_of(state)) == (6, 2.0)
+    (warning,) = session.warnings
+    assert "but there is none that is whole: make the storage available" in warning
 
 
 def test_a_start_does_not_wait_for_a_reported_checkpoint_that_is_damaged_or_was_replaced(tmp_path: Path) -> None:

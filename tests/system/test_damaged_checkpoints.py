@@ -121,7 +121,9 @@ def test_a_run_whose_storage_is_empty_now_waits_for_what_it_stored(
     watched.end()
     storage.rename(tmp_path / "unmounted")
     resumed = Watched(resile.start("run", script, "--resume", "--workers", 2, "--storage", storage.as_uri(), "--json"))
-    resumed.until("has stored a checkpoint of iteration 8 in .*, but there is none: make the storage available")
+    resumed.until(
+        "has stored a checkpoint of iteration 8 in .*, but there is none that is whole: make the storage available"
+    )
     shutil.copytree(tmp_path / "unmounted", storage, dirs_exist_ok=True)
     ended = resumed.end()
     assert ended.status == 0, ended.err

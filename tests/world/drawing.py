@@ -52,7 +52,18 @@ def draw(seed: int) -> Plan:
         kinds=kinds,
         labels=labels,
     )
-    return _with_removals(_with_gangs(_with_sharing(plan)))
+    return _with_hidden_storage(_with_removals(_with_gangs(_with_sharing(plan))))
+
+
+def _with_hidden_storage(plan: Plan) -> Plan:
+    """Let the checkpoints of some worlds be gone for a while, when there are some, and all workers with them."""
+    rng = random.Random(f"{plan.seed} hidden storage")
+    if rng.random() < 0.85:
+        return plan
+    trigger = rng.choice(("", "checkpoint", "load"))
+    (at,) = _moments(rng, plan.jobs, 1)
+    fault = _fault(rng, "hidden storage", min(at, plan.calm_at), trigger, (0.5, 5.0, 15.0))
+    return replace(plan, faults=(*plan.faults, fault), calm_at=max(plan.calm_at, fault.at + fault.seconds + 1.0))
 
 
 def _with_removals(plan: Plan) -> Plan:

@@ -64,6 +64,7 @@ class Faults:
             "stale storage": lambda f: self._spoil_storage(f, stale=0.5),
             "full storage": lambda f: self._spoil_storage(f, is_full=True),
             "damaged storage": self._damage_storage,
+            "hidden storage": self._hide_storage,
             "step clock": self._step_clock,
             "lose messages": self._lose_messages,
             "refuse job": self._refuse_job,
@@ -114,6 +115,7 @@ class Faults:
         objects.cut_hosts.clear()
         objects.failing = objects.ambiguous = objects.stale = 0.0
         objects.seconds, objects.is_full = storage.SECONDS, False
+        objects.show()
 
     def _scheduler(self, fault: Fault) -> Process:
         processes = [service.process for service in self._world.schedulers]
@@ -257,6 +259,17 @@ class Faults:
         self._damaged.add(checkpoint)
         objects.damage(key)
         self._world.checks.has_damage = True
+        return True
+
+    def _hide_storage(self, fault: Fault) -> bool:
+        """The checkpoints of all jobs are gone for a while, and so is every worker."""
+        objects = self._world.workers.objects
+        if not any(key.endswith("/manifest.json") for key in objects.objects):
+            return False
+        objects.hide()
+        self._later(fault.seconds, objects.show)
+        for worker in self._workers():
+            worker.crash_after(0)
         return True
 
     def _workers(self, host: str | None = None) -> list[Process]:

@@ -45,6 +45,17 @@ class SimObjects:
         self._threads = threads
         self._rng = rng
         self._before: dict[str, bytes] = {}
+        self._hidden: dict[str, bytes] = {}
+
+    def hide(self) -> None:
+        """Let all checkpoints be gone for a while, as of a file system that is not mounted."""
+        self._hidden = {key: content for key, content in self.objects.items() if "/checkpoints/" in key}
+        self.objects = {key: content for key, content in self.objects.items() if key not in self._hidden}
+
+    def show(self) -> None:
+        """Let what was hidden be there again, beside what was stored meanwhile."""
+        self.objects = {**self._hidden, **self.objects}
+        self._hidden = {}
 
     def open(self, url: str, *, creates: bool, request_seconds: float) -> "SimStore":
         return SimStore(self, url.partition("://")[2].rstrip("/") + "/")

@@ -43,10 +43,12 @@ _READERS = 4  # with _READ_BYTES, what loading needs beside the tensors: 32 MiB
 class DamagedError(ResileError):
     """A checkpoint has a manifest, but its parts are missing or differ from it."""
 
-    def __init__(self, name: str, reason: str) -> None:
+    def __init__(self, name: str, reason: str, *, is_missing: bool = False) -> None:
         super().__init__(f"checkpoint {name} is damaged: {reason}; use an older one")
         self.name = name
         self.reason = reason
+        self.is_missing = is_missing
+        """Whether an object of it is not there."""
 
 
 class LineageFencedError(ResileError):
@@ -63,7 +65,7 @@ class LostCheckpointError(ResileError):
     """The storage has no trace of a checkpoint that the job has stored there, nor of a newer one."""
 
     def __init__(self, url: str, known: StoredCheckpoint, newest: CheckpointId | None) -> None:
-        found = f"the newest one there is {newest.name}" if newest else "there is none"
+        found = f"the newest one there is {newest.name}" if newest else "there is none that is whole"
         super().__init__(
             f"the job has stored a checkpoint of iteration {known.iteration} in {url}, but {found}: make the storage "
             "available as it was, or start the job anew"
@@ -215,7 +217,7 @@ class CheckpointStore:
                 raise DamagedError(name, f"it holds {manifest.num_bytes} bytes, but its state has {stream.num_bytes}")
             self._read_parts(manifest, stream)
         except MissingObjectError as error:
-            raise DamagedError(name, error.key + " is missing") from error
+            raise DamagedError(name, error.key + " is missing", is_missing=True) from error
         return Loaded(manifest, skeleton, tensors)
 
     def load_newest(
@@ -227,8 +229,8 @@ class CheckpointStore:
         there is no checkpoint and ``allocate`` was not called, or all are damaged and the tensors that it made hold no
         valid state. ``known`` is one that the job has stored.
 
-        Raises LostCheckpointError if the storage shows nothing as new as ``known``, OtherFormatError for a checkpoint
-        that this version cannot read.
+        Raises LostCheckpointError if the storage shows nothing as new as ``known``, or no whole checkpoint and only
+        missing objects; OtherFormatError for a checkpoint that this version cannot read.
         """
         tried: list[CheckpointId] | None = None
         skipped: list[DamagedCheckpoint] = []
@@ -236,13 +238,16 @@ class CheckpointStore:
         while (checkpoints := self._ancestry(listing := self._list(showing=fence))) != tried:
             if known and not listing.shows(known):
                 raise LostCheckpointError(self._objects.url, known, max(listing.found, default=None))
-            tried, skipped = checkpoints, []
+            tried, skipped, are_missing = checkpoints, [], True
             for checkpoint in checkpoints:
                 try:
                     return Found(self.load(checkpoint.name, allocate), tuple(skipped))
                 except DamagedError as error:
                     skipped.append(DamagedCheckpoint(name=error.name, reason=error.reason))
                     self._found_damaged.add(error.name)
+                    are_missing = are_missing and error.is_missing
+            if known and skipped and are_missing:
+                raise LostCheckpointError(self._objects.url, known, None)
             # Meanwhile a member that was cut off may have stored newer ones and deleted these.
         return Found(None, tuple(skipped))
 
@@ -323,7 +328,7 @@ class CheckpointStore:
             check_format(key, content, own=FORMAT)
             manifest = Manifest.model_validate_json(content)
         except MissingObjectError:
-            raise DamagedError(name, "its manifest is missing") from None
+            raise DamagedError(name, "its manifest is missing", is_missing=True) from None
         except ValidationError as error:
             raise DamagedError(name, f"its manifest is not readable ({_first_fault(error)})") from error
         if manifest.checkpoint.name != name:

@@ -114,13 +114,16 @@ class Deadlines:
             self._ends.on_start_late(job, late[0], f"not ready after {JOIN_SECONDS:g} seconds", now=now)
             return
         seconds = self._link_seconds + self._load_seconds(job)
-        accused = _most_accused(job, members)
         if job.suspicions.have_lasted(self._link_seconds):
             why = f"cut off: the workers lost their links to each other {self._link_seconds:g} seconds ago"
-            self._ends.on_start_unlinked(job, accused, f"{why}{_where(job, accused)}", now=now)
+            self._end_unlinked(job, members, why, now)
         elif now - self._link_wait(job, members, now).since >= seconds:
             why = f"ready, but the workers had no links to each other after {seconds:g} seconds"
-            self._ends.on_start_unlinked(job, accused, f"{why}{_where(job, accused)}", now=now)
+            self._end_unlinked(job, members, why, now)
+
+    def _end_unlinked(self, job: Job, members: Sequence[Worker], why: str, now: float) -> None:
+        accused = _most_accused(job, members)
+        self._ends.on_start_unlinked(job, accused, f"{why}{_where(job, accused)}", now=now)
 
     def _load_seconds(self, job: Job) -> float:
         """Return how long the members may take to load a checkpoint, which they do before their first round."""
