@@ -12,11 +12,11 @@ import pytest
 UNITS = sorted((Path(__file__).resolve().parents[2] / "deploy" / "systemd").glob("*.service"))
 
 
-def read(unit: Path) -> configparser.SectionProxy:
+def read(unit: Path, section: str = "Service") -> configparser.SectionProxy:
     parser = configparser.ConfigParser(interpolation=None)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     parser.read(unit)
-    return parser["Service"]
+    return parser[section]
 
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
@@ -35,6 +35,12 @@ def test_it_has_time_to_save_jobs(unit: Path) -> None:
     options = shlex.split(service["ExecStart"])
     assert int(service["TimeoutStopSec"]) > float(options[options.index("--grace-seconds") + 1])
     assert service["KillMode"] == "mixed", "the others are ended by the command"
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.stem)
+def test_it_starts_when_the_clock_is_set(unit: Path) -> None:
+    """A service follows a clock that is set later only slowly."""
+    assert "time-sync.target" in read(unit, "Unit")["After"].split()
 
 
 def test_there_is_one_for_a_pool_and_one_for_a_host() -> None:
