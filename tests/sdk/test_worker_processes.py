@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -81,5 +82,9 @@ def test_what_others_start_in_a_container_is_not_killed_by_its_first_process(com
 
 
 def sleeping(first: psutil.Process, seconds: int) -> list[psutil.Process]:
-    children = [child for child in first.children() if child.status() != psutil.STATUS_ZOMBIE]
-    return [child for child in children if child.cmdline() == ["sleep", str(seconds)]]
+    found: list[psutil.Process] = []
+    for child in first.children():
+        with suppress(psutil.NoSuchProcess):  # it has ended meanwhile
+            if child.cmdline() == ["sleep", str(seconds)]:
+                found.append(child)
+    return found
