@@ -306,7 +306,8 @@ class Connection:
                     "handlers too slow, messages dropped total=%s subject=%s", self.num_dropped, error.subject
                 )
         elif denied := _NOT_PERMITTED.search(text):
-            if denied[1].lower().startswith(_INBOX):  # the server has forgotten the request, as when it restarts
+            is_reply = denied[1].lower().startswith(_INBOX) and "for publish to" in text.lower()
+            if is_reply:  # the server has forgotten the request, as when it restarts
                 logger.info("late reply dropped subject=%s", denied[1])
                 return
             self.denied.add(denied[1])
