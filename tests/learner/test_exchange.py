@@ -111,7 +111,8 @@ def test_overflowing_sums_are_infinite_and_silent(connect_exchange, recwarn: pyt
     group = connect_exchange(2)
     work = Work(2, [[torch.full((40_000,), 3e38), torch.full((40_000,), 3e38)]])
     check_round(group, [0, 1], Tag(1, 0), work)
-    assert not recwarn.list
+    # Of sums. What an earlier test has left open may be collected just now, which warns, too.
+    assert not [str(each.message) for each in recwarn.list if not issubclass(each.category, ResourceWarning)]
 
 
 def test_a_round_without_buckets_exchanges_headers(connect_exchange) -> None:

@@ -74,7 +74,7 @@ def test_what_others_start_in_a_container_is_not_killed_by_its_first_process(com
     enter = ["nsenter", "--target", str(first.pid), "--pid", "--mount", "sh", "-c", "sleep 1001 >&- & :"]
     subprocess.run(enter, check=True, env={"PATH": os.environ["PATH"]})  # as `docker exec` does
     own, others = (lambda: sleeping(first, 1000)), (lambda: sleeping(first, 1001))
-    assert others()
+    block_until(others)
     block_until(lambda: not own())
     (daemon,) = others()
     daemon.terminate()

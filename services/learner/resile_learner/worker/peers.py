@@ -80,7 +80,7 @@ class PeerConnections:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         if self._config.worker not in order.workers or order.is_recovery or limit == resource.RLIM_INFINITY:
             return None
-        size, own = len(order.members), self._count_own_descriptors()
+        size, own = len(order.members), self._count_own_descriptors(limit)
         neighbors = sum(member.host == self._config.host for member in order.members)
         needed = len(links.KINDS) * size + LEASES_PER_NEIGHBOR * neighbors
         if needed + own <= limit:
@@ -97,10 +97,14 @@ class PeerConnections:
             message=text,
         )
 
-    def _count_own_descriptors(self) -> int:
+    def _count_own_descriptors(self, limit: int) -> int:
         """Count the files that are open beside the connections, such as those of the script, and a few to spare."""
         connected = sum(map(len, self._established.values()))
-        return max(OTHER_DESCRIPTORS, len(os.listdir("/proc/self/fd")) - connected)
+        try:
+            num_open = len(os.listdir("/proc/self/fd"))
+        except OSError:  # not even one more can be opened
+            num_open = limit
+        return max(OTHER_DESCRIPTORS, num_open - connected)
 
     def connect(self, member: Member, generation: int) -> None:
         """Connect to ``member``, again and again until it succeeds or the membership does not want it any more."""
