@@ -57,7 +57,8 @@ export class SubmitView {
     const scripts = this.#files.map(({ path }) => path).filter((path) => path.endsWith(".py")).sort((a, b) => a.split("/").length - b.split("/").length || a.localeCompare(b));
     this.#script.replaceChildren(...scripts.map((path) => h("option", { value: path }, path)));
     const size = this.#files.reduce((sum, { file }) => sum + file.size, 0);
-    const omitted = [...new Set(files.map(({ path }) => LEFT_OUT.exec(path)?.[0]).filter(Boolean))];
+    const within = (path) => (path.startsWith(root) ? path.slice(root.length) : path);
+    const omitted = [...new Set(files.map(({ path }) => LEFT_OUT.exec(within(path))?.[0]).filter(Boolean))];
     const named = omitted.slice(0, MAX_NAMED).join(", ") + (omitted.length > MAX_NAMED ? ` and ${omitted.length - MAX_NAMED} more` : "");
     this.#chosen.textContent = `${count(this.#files.length, "file")}, ${(size / 1024).toFixed(1)} KiB` +
       (omitted.length ? `; not sent, as hidden or generated: ${named}` : "") + (scripts.length ? "" : "; none of them is a Python script");
