@@ -78,6 +78,9 @@ class Address(Message):
     port: Port
 
 
+AFTER_TRAINING = "after training was complete"
+
+
 class WorkerExit(Message):
     """How a worker's process ended.
 
@@ -103,7 +106,8 @@ class WorkerExit(Message):
             case "failed":
                 return f"{who} failed: {self.message}"
             case "exited":
-                return f"{who} ended its process with exit status {self.status}"
+                when = f", {self.message}" if self.message else ""
+                return f"{who} ended its process with exit status {self.status}{when}"
             case "killed":
                 hint = _BUS_ERROR if self.status == -signal.SIGBUS else ""
                 return f"{who} was killed by {_signal_name(-self.status)}{hint}"

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from resile_shared.control_groups import own_folders
-from resile_shared.messages.hosts import WorkerExit
+from resile_shared.messages.hosts import AFTER_TRAINING, WorkerExit
 
 from ..messages import Failed, Finished, Left, Trained
 
@@ -27,6 +27,8 @@ def classify(status: int, last_message: LastMessage, *, memory_ran_out: bool) ->
             return WorkerExit(kind="killed", status=status)
         case Trained() if status == 0:  # the script ended its process itself, as by os._exit
             return WorkerExit(kind="finished")
+        case Trained():  # its agent may report this before another agent reports that training is complete
+            return WorkerExit(kind="exited", status=status, message=AFTER_TRAINING)
         case Left() if status == 0:
             return WorkerExit(kind="left")
         case _:

@@ -1,5 +1,7 @@
 """How a job ends: it completes, fails or is stopped. All its workers end with it."""
 
+from resile_shared.messages.hosts import AFTER_TRAINING
+
 from .allocator import Allocator
 from .events import JobFault
 from .state.job import Job
@@ -20,8 +22,8 @@ class JobEnds:
 
     def fail(self, job: Job, reason: str, *, now: float) -> None:
         """End the job with an error."""
-        if job.record.completed:
-            reason = f"{reason}, after training was complete"
+        if job.record.completed and AFTER_TRAINING not in reason:
+            reason = f"{reason}, {AFTER_TRAINING}"
         self._end(job, Step.FAIL, "failed", reason, now=now)
 
     def stop(self, job: Job, reason: str, *, now: float) -> None:
