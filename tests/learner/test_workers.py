@@ -425,5 +425,7 @@ def test_an_exit_is_described_in_one_line_for_the_user() -> None:
     assert killed.describe("worker 3 on host-1/2") == "worker 3 on host-1/2 was killed by SIGSEGV (Segmentation fault)"
     exited = WorkerExit(kind="exited", status=4)
     assert exited.describe("worker 3") == "worker 3 ended its process with exit status 4"
+    later = classify(4, Trained(worker=3), memory_ran_out=False)
+    assert later.describe("worker 3") == "worker 3 ended its process with exit status 4, after training was complete"
     out_of_memory = WorkerExit(kind="out of memory", status=-signal.SIGKILL)
     assert out_of_memory.describe("worker 3").startswith("worker 3 was killed because memory ran out")

@@ -31,7 +31,16 @@ from resile_scheduler.simulation.training import Sharded
 from resile_scheduler.simulation.workload import Submission
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import ID_REUSED, Accepted, JobPause, JobPriority, JobResume, JobStop, Refused
-from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, Slot, WorkerExit, WorkerReport
+from resile_shared.messages.hosts import (
+    AFTER_TRAINING,
+    Address,
+    Heartbeat,
+    HostRecord,
+    HostState,
+    Slot,
+    WorkerExit,
+    WorkerReport,
+)
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
 from resile_shared.messages.message import at
 from resile_shared.messages.reports import BatchRange, Completed, Content, Failed, Ready, Report, Switched
@@ -179,10 +188,12 @@ def worker(
     return WorkerReport.model_validate({"job": job, "worker": number, "slot": slot, "state": state, "address": address})
 
 
-def gone(number: int, slot: int | None = None, *, job: str = "job-1", kind: str = "left") -> WorkerReport:
+def gone(
+    number: int, slot: int | None = None, *, job: str = "job-1", kind: str = "left", message: str = "why"
+) -> WorkerReport:
     ended = worker(number, slot, job=job, state="gone")
     status = -signal.SIGSEGV if kind == "killed" else 0
-    exit_ = WorkerExit.model_validate({"kind": kind, "status": status, "message": "why"})
+    exit_ = WorkerExit.model_validate({"kind": kind, "status": status, "message": message})
     return ended.model_copy(update={"exit": exit_})
 
 
@@ -697,6 +708,18 @@ def test_a_script_that_fails_after_training_has_failed() -> None:
     bench.report(result(), generation=1)
     bench.beat(gone(0, kind="failed"))
     assert bench.records["job-1"].reason.endswith("after training was complete")
+
+
+def test_a_script_that_fails_after_training_says_so_once_whoever_knows_it_first() -> None:
+    """The agent of a worker knows that its training was complete, perhaps before the result is reported."""
+    for is_reported in (False, True):
+        bench = Bench(1)
+        bench.submit(1)
+        bench.activate()
+        if is_reported:
+            bench.report(result(), generation=1)
+        bench.beat(gone(0, kind="exited", message=AFTER_TRAINING))
+        assert bench.records["job-1"].reason.count(AFTER_TRAINING) == 1
 
 
 def test_workers_that_end_without_a_result_fail_the_job() -> None:

@@ -94,7 +94,10 @@ class WorkerExit(Message):
         "finished", "left", "failed", "exited", "killed", "out of memory", "abandoned", "orphaned", "not started"
     ]
     status: int = Field(default=0, ge=-MAX_INTEGER, le=MAX_INTEGER, description="exit status, or minus the signal")
-    message: Text = Field(default="", description="one line for the user; of an abandoned worker, the whole sentence")
+    message: Text = Field(
+        default="",
+        description="one line for the user; of an abandoned worker, the whole sentence; of one that exited, when",
+    )
     details: Details = Field(default="", description="the traceback, where there is one")
     is_refusal: bool = Field(default=False, description="its script was refused: see `reports.Failed`")
 
