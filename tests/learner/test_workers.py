@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 import pytest_asyncio
+import uvloop
 
 from resile_learner.messages import (
     Failed,
@@ -23,6 +24,7 @@ from resile_learner.messages import (
     Left,
     Member,
     Order,
+    Pause,
     Trained,
     WorkerConfig,
     WorkerListening,
@@ -30,10 +32,10 @@ from resile_learner.messages import (
 )
 from resile_learner.processes import exits
 from resile_learner.processes.client import ForkServerClient, ForkServerSettings
-from resile_learner.processes.exits import classify
+from resile_learner.processes.exits import OutOfMemoryKills, classify
 from resile_learner.processes.worker_process import MalformedMessageError, WorkerProcess
 from resile_shared.errors import ResileError
-from resile_shared.messages.hosts import WorkerExit
+from resile_shared.messages.hosts import AFTER_TRAINING, WorkerExit
 from resile_testing.control_groups import limited_group
 from resile_testing.waiting import PATIENCE_SECONDS
 
@@ -331,6 +333,33 @@ async def test_a_workers_process_id_is_known_before_its_first_message_is_handled
     process.ended(WorkerExit(kind="abandoned"))
     assert process.running_pid is None
     await process.wait()
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop])
+@pytest.mark.parametrize("is_late", [False, True])
+def test_what_a_worker_said_last_is_read_though_it_ended_before_it_read_what_was_sent(
+    loop: Callable[[], asyncio.AbstractEventLoop], *, is_late: bool
+) -> None:
+    """Its end resets the connection if something is unread in it, and breaks it for what is sent later."""
+
+    async def work() -> None:
+        descriptors, process = await WorkerProcess.connect(0, lambda stream, line: None, lambda: None)
+        for descriptor in descriptors[1:]:
+            os.close(descriptor)
+        with socket.socket(fileno=descriptors[0]) as worker:
+            worker.sendall(encode(Trained(worker=0)))
+            if not is_late:
+                process.send(Pause(lineage=1))
+        process.send(Pause(lineage=2))
+        process.forked(77)
+        for _ in range(10):  # all that can arrive has arrived before anybody reads
+            await asyncio.sleep(0.01)
+        assert [message async for message in process.messages()] == [Trained(worker=0)]
+        process.exited(3, OutOfMemoryKills())
+        assert (await process.wait()).message == AFTER_TRAINING
+
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(work())
 
 
 def block_until_idle(fork_server: int) -> None:

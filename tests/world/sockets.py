@@ -356,6 +356,9 @@ class SimSocket:
     def setsockopt(self, *_: object) -> None:
         pass
 
+    def dup(self) -> "_Duplicate":
+        return _Duplicate(self)
+
     def getsockname(self) -> tuple[str, int]:
         return self.address
 
@@ -368,6 +371,25 @@ class SimSocket:
         if self.is_readable:
             self.stream.on_socket()
         return self.stream
+
+
+class _Duplicate:
+    """Another descriptor of a socket, which never blocks."""
+
+    def __init__(self, sock: SimSocket) -> None:
+        self._sock = sock
+
+    def setblocking(self, flag: bool) -> None:
+        assert not flag
+
+    def recv(self, num_bytes: int) -> bytes:
+        return self._sock.read(num_bytes)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 class StreamTransport(asyncio.Transport):

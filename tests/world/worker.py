@@ -30,7 +30,7 @@ from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.messages import GangPlace, Order, WorkerConfig
 from resile_learner.processes.client import OnTemplate
 from resile_learner.processes.fork_protocol import TemplateContent, TemplateExited, TemplateLoaded
-from resile_learner.processes.worker_process import MAX_MESSAGE_BYTES, OnOutput, WorkerProcess
+from resile_learner.processes.worker_process import OnOutput, WorkerProcess, open_connection
 from resile_learner.session import current_session
 from resile_learner.worker import bootstrap, control, control_thread, gang, links, peers
 from resile_shared.messages.hosts import WorkerExit
@@ -282,7 +282,7 @@ class SimForkServer:
             clock=self._agent.clock,
         )
         ours, theirs = self._cluster.network.pair(process)
-        reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_MESSAGE_BYTES)  # type: ignore[arg-type]
+        reader, writer = await open_connection(ours)  # type: ignore[arg-type]
         worker = SimWorker(self._cluster, config, process)
         handle = WorkerProcess(config.worker, reader, writer, [_closed_output()], worker.kill)
         if self.process.is_dead:

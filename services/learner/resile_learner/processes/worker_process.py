@@ -34,6 +34,34 @@ class MalformedMessageError(ResileError):
         super().__init__(f"worker {worker} sent a malformed message: {problem}")
 
 
+class _ReadToItsEnd(asyncio.StreamReaderProtocol):
+    """What arrived at a socket is read, however its connection ended.
+
+    A process that ends before it has read all that was sent to it resets its connection, and asyncio gives up what it
+    has not read by then. Another descriptor of the socket still has it.
+    """
+
+    def __init__(self, reader: asyncio.StreamReader, ours: socket.socket) -> None:
+        super().__init__(reader)
+        self._reader = reader
+        self._ours = ours.dup()
+        self._ours.setblocking(False)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        with self._ours, contextlib.suppress(OSError):
+            while data := self._ours.recv(2**16):
+                self._reader.feed_data(data)
+        super().connection_lost(None)
+
+
+async def open_connection(ours: socket.socket) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Open our end of a worker's socket. Its reader returns all that the worker wrote, and then the end."""
+    loop = asyncio.get_running_loop()
+    reader = asyncio.StreamReader(limit=MAX_MESSAGE_BYTES)
+    transport, protocol = await loop.create_connection(lambda: _ReadToItsEnd(reader, ours), sock=ours)
+    return reader, asyncio.StreamWriter(transport, protocol, reader, loop)
+
+
 class WorkerProcess:
     """One worker. Read `messages` to their end, then `wait`. `ForkServerClient.fork` makes it."""
 
@@ -65,7 +93,7 @@ class WorkerProcess:
         """Open a worker's socket and pipes; return its ends (socket, stdout, stderr), and ours as a WorkerProcess."""
         loop = asyncio.get_running_loop()
         ours, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=ours, limit=MAX_MESSAGE_BYTES)
+        reader, writer = await open_connection(ours)
         descriptors = [theirs.detach()]
         outputs: list[Pipe] = []
         streams: tuple[Stream, Stream] = ("stdout", "stderr")
@@ -101,8 +129,6 @@ class WorkerProcess:
             return await self._reader.readline()
         except ValueError as error:
             raise MalformedMessageError(self.worker, f"a line longer than {MAX_MESSAGE_BYTES} bytes") from error
-        except OSError:
-            return b""
 
     def send(self, message: Order | Stop | Pause) -> None:
         """Send a message; it is dropped if the process has ended."""
@@ -116,8 +142,7 @@ class WorkerProcess:
         for transport, _ in self._outputs:
             transport.close()
         self._writer.close()
-        with contextlib.suppress(OSError):  # the process was killed before it read all we sent
-            await self._writer.wait_closed()
+        await self._writer.wait_closed()
         if exit_ is not None:
             return exit_
         assert self._status is not None
