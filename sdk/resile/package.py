@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from resile_shared.errors import UsageError
+from resile_shared.home import is_home
 
 from .project_files import ProjectFiles
 
@@ -39,7 +40,8 @@ class Package:
     content: bytes
     script: str
     """Path of the script inside the package."""
-    files: tuple[str, ...]
+    files: Mapping[str, int]
+    """The bytes of each file."""
     left_out: tuple[str, ...] = ()
     """Files and folders that nobody asked to leave out, with the reasons."""
 
@@ -52,7 +54,7 @@ class Package:
         more = f" and {num_more} more" if num_more > 0 else ""
         return (
             f"not sent: {', '.join(self.left_out[:MAX_NAMED])}{more}: jobs get data with --data, secrets with --env, "
-            "packages with --with; name in .resileignore what they do not need"
+            "packages with --with; name in .resileignore what they do not need, and after a ! what they do"
         )
 
 
@@ -60,19 +62,17 @@ def pack(path: Path) -> Package:
     """Pack the script or the folder at ``path``. Raises UsageError if it is too large, or has no script."""
     if path.is_dir():
         folder = path.resolve()
-        if is_crowded(folder):
-            raise UsageError(
-                f"{folder} is a home or system folder and is not uploaded: move the code to a folder of its own"
-            )
+        if kind := crowded_place(folder):
+            raise UsageError(f"{folder} is {kind} and is not uploaded: move the code to a folder of its own")
         script = _entry_point(folder)
         whole = _Folder(folder, script.name)
         chosen = _within_limits(folder, whole.whole(folder))
         return _packed(chosen, script.name, tuple(whole.left_out))
     script = _checked_script(path)
     folder = script.parent.resolve()
-    if not is_crowded(folder):
+    if not (kind := crowded_place(folder)):
         return _with_companions(folder, script.name)
-    reason = f"all files beside {script.name} ({folder} is a home, system or temporary folder)"
+    reason = f"all files beside {script.name} ({folder} is {kind})"
     return _packed({script.name: folder / script.name}, script.name, (reason,))
 
 
@@ -111,10 +111,12 @@ def _entry_point(folder: Path) -> Path:
     return scripts[0]
 
 
-def is_crowded(folder: Path) -> bool:
-    """Whether ``folder`` contains files unrelated to a script in it."""
+def crowded_place(folder: Path) -> str:
+    """What ``folder`` is if it contains files unrelated to a script in it, else an empty text."""
     home = Path.home().resolve()
-    return folder in (home, *home.parents, Path(tempfile.gettempdir()).resolve())
+    if folder in (home, *home.parents, Path(tempfile.gettempdir()).resolve()):
+        return "a home, system or temporary folder"
+    return "a home of Resile" if is_home(folder) else ""
 
 
 class _Folder:
@@ -295,7 +297,8 @@ def _packed(files: Mapping[str, Path], script: str, left_out: tuple[str, ...] = 
                 raise UsageError(f"{file} was removed while it was packed: submit it again") from error
         except OSError as error:
             raise UsageError(f"{file} cannot be packed: {error.strerror}: check its permissions") from error
-    return Package(_archive(contents), script, tuple(name for name in files if name in contents), left_out)
+    sizes = {name: len(contents[name][0]) for name in files if name in contents}
+    return Package(_archive(contents), script, sizes, left_out)
 
 
 def _archive(contents: Mapping[str, tuple[bytes, int]]) -> bytes:

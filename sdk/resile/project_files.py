@@ -1,56 +1,30 @@
 """Decides which files and folders of a project are packed for a job, and says why others are not.
 
-Left out without a word are only what ``.resileignore`` names and what tools generate (`GENERATED`). Other hidden files
-may be secrets; they stay out, as virtual environments do. A link to a folder of the project is followed: what it
-contains is packed under the link's name as well.
+Left out without a word are only what ``.resileignore`` names and what tools generate (`GENERATED`). Left out and named
+are virtual environments and, unless a pattern of ``.resileignore`` that begins with ``!`` asks for them, what a
+``.gitignore`` names, hidden files, files that usually hold secrets, and homes of Resile. A link is judged by what it
+leads to as well. A link to a folder of the project is followed: what it contains is packed under the link's name too.
 """
 
 import os
 import stat
 from pathlib import Path
 
-from pathspec import GitIgnoreSpec
+from resile_shared.home import is_home
 
-from resile_shared.errors import UsageError
+from .ignore_files import RESILEIGNORE, GitIgnored, IgnoredFiles
+from .secret_files import holds_a_key, is_secret_name
 
-FILE = ".resileignore"
 NEVER_PACKED = frozenset({"__pycache__", "node_modules"})
 GENERATED = NEVER_PACKED | {
-    *(".git", ".gitattributes", ".github", ".gitignore", ".gitmodules", ".hg", ".svn", FILE),
+    *(".git", ".gitattributes", ".github", ".gitignore", ".gitmodules", ".hg", ".svn", RESILEIGNORE),
     *(".coverage", ".hypothesis", ".ipynb_checkpoints", ".mypy_cache", ".nox", ".pytest_cache", ".ruff_cache", ".tox"),
     *(".DS_Store", ".idea", ".vscode"),
+    "demo-out",
 }
 ENVIRONMENT_MARKS = ("pyvenv.cfg", "conda-meta")
 MAX_LINKS = 100
 """At most this many links to folders are followed: those that lead to each other can be combined endlessly."""
-
-
-class IgnoredFiles:
-    """The files that the `.resileignore` of ``folder`` names, if there is one. Raises UsageError if it is invalid.
-
-    Its patterns are those of a .gitignore.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        file = folder / FILE
-        try:
-            lines = file.read_text(encoding="utf-8").splitlines()
-        except FileNotFoundError:
-            lines = []
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{file} cannot be read: {error}") from error
-        for number, line in enumerate(lines, 1):
-            try:
-                GitIgnoreSpec.from_lines([line])
-            except ValueError as error:
-                raise UsageError(f"{file}, line {number}: {line!r} is not a pattern of a .gitignore") from error
-        self._spec = GitIgnoreSpec.from_lines(lines)
-
-    def has(self, path: Path, *, is_folder: bool) -> bool:
-        """Whether ``path``, in a folder that is not ignored, is ignored."""
-        name = path.relative_to(self._folder).as_posix()
-        return self._spec.match_file(f"{name}/" if is_folder else name)
 
 
 class ProjectFiles:
@@ -58,19 +32,43 @@ class ProjectFiles:
 
     def __init__(self, root: Path) -> None:
         self._root = root
-        self._ignored = IgnoredFiles(root)
+        self._resileignore = IgnoredFiles.by_resileignore(root)
+        self._gitignore = GitIgnored(root)
         self._num_links = 0
 
     def is_unwanted(self, entry: Path) -> bool:
         """Whether ``entry`` is left out without a word."""
         if entry.name in GENERATED or entry.suffix == ".pyc":
             return True
-        return self._ignored.has(entry, is_folder=os.path.isdir(entry))
+        return self._resileignore.includes(entry, is_folder=os.path.isdir(entry)) is False
 
     def obstacle(self, entry: Path) -> str:
         """Return why ``entry`` is not packed; empty if it is. Raises FileNotFoundError if it was removed meanwhile."""
+        return self._unpackable(entry) or self._unasked(entry)
+
+    def _unasked(self, entry: Path) -> str:
+        """Return why ``entry`` is not packed unless `.resileignore` asks for it."""
+        is_folder = os.path.isdir(entry)
+        if self._resileignore.includes(entry, is_folder=is_folder):
+            return ""
+        return self._secrecy(entry, is_folder=is_folder) or ("in .gitignore" if self._gitignore.has(entry) else "")
+
+    def _secrecy(self, entry: Path, *, is_folder: bool) -> str:
         if entry.name.startswith("."):
             return "hidden"
+        if entry.is_symlink():
+            target = entry.resolve()
+            below = target.relative_to(self._root) if target.is_relative_to(self._root) else target
+            if any(part.startswith(".") for part in below.parts):
+                return "link to what is hidden"
+            if is_secret_name(target.name):
+                return "link to what may be a secret"
+        if is_folder and is_home(entry):
+            return "a home of Resile"
+        is_secret = is_secret_name(entry.name) and not os.path.exists(entry / "__init__.py")
+        return "may be a secret" if is_secret or (not is_folder and holds_a_key(entry)) else ""
+
+    def _unpackable(self, entry: Path) -> str:
         is_link = entry.is_symlink()
         try:
             mode = entry.stat().st_mode

@@ -9,6 +9,7 @@ from .bus.credentials import write_private
 from .errors import ResileError, UsageError
 
 HOME_FORMAT = 1
+_FORMAT = "format"
 
 
 def open_home(path: Path) -> Path:
@@ -26,6 +27,14 @@ def open_home(path: Path) -> Path:
     return home
 
 
+def is_home(folder: Path) -> bool:
+    """Whether ``folder`` is a home of this or another version."""
+    try:
+        return (folder / _FORMAT).read_bytes()[:20].strip().isdigit()
+    except OSError:
+        return False
+
+
 @contextmanager
 def writing(home: Path) -> Iterator[None]:
     """Raise ResileError that names the home when something cannot be written there."""
@@ -39,7 +48,7 @@ def writing(home: Path) -> Iterator[None]:
 
 
 def _check_format(home: Path) -> None:
-    file = home / "format"
+    file = home / _FORMAT
     if not file.exists():
         home.chmod(0o700)
         write_private(file, f"{HOME_FORMAT}\n".encode())  # never half there, on a full disk

@@ -39,7 +39,7 @@ HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>"
 TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 2\nValueError: <b>no data</b>'
 DROPPED = """() => {
   const transfer = new DataTransfer();
-  for (const name of ["train.py", "data.csv", ".secret"]) transfer.items.add(new File(["1,2\\n"], name));
+  for (const name of ["train.py", "data.csv", ".secret", "id_rsa"]) transfer.items.add(new File(["1,2\\n"], name));
   return transfer;
 }"""
 CODE = ("import that", f"print('trains {HOSTILE}')")
@@ -339,7 +339,7 @@ async def test_files_are_dropped_and_submitted_with_what_the_form_says(monitors:
         dropped = await seen.page.evaluate_handle(DROPPED)
         await seen.page.dispatch_event(".drop", "drop", {"dataTransfer": dropped})
         await seen.waits_for(".drop", "2 files")
-        await seen.waits_for(".drop", "not sent, as hidden or generated: .secret")
+        await seen.waits_for(".drop", "not sent, as hidden, generated or secret: .secret, id_rsa")
         for field, text in {"args": '--lr 0.1 --note "first try"', "requirements": "einops>=0.8 tiny==1.2"}.items():
             await seen.page.fill(f"#{field}", text)
         async with seen.page.expect_request(is_submission) as request:

@@ -7,6 +7,7 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,8 @@ import pytest
 
 from resile import package
 from resile.package import MAX_BYTES, Package, pack
+from resile.pool.home import PoolHome
+from resile.secret_files import PATTERN
 from resile_shared.errors import UsageError
 
 
@@ -148,13 +151,13 @@ def test_folders_and_files_below_a_script_that_cannot_be_read_are_left_out_and_n
     code = ordinary_user / "code"
     with as_owner(ordinary_user):
         shutil.copytree(folder, code)
-        (code / "data" / "secret").touch(mode=0)
+        (code / "data" / "locked").touch(mode=0)
         (code / "private" / "deeper").mkdir(parents=True)
         (code / "private").chmod(mode)
         expected = names(pack(folder / "train.py"))
     try:
         package = pack(code / "train.py")
-        assert package.left_out == (*HIDDEN, "data/secret (not readable)", "private/ (not readable)")
+        assert package.left_out == (*HIDDEN, "data/locked (not readable)", "private/ (not readable)")
         assert names(package) == expected
         with pytest.raises(UsageError, match=r"private cannot be packed: Permission denied: .*\.resileignore"):
             pack(code)
@@ -176,6 +179,112 @@ def test_what_resileignore_names_is_not_sent(folder: Path, *, is_script: bool) -
         "parts/notes/model.py",
         "train.py",
     ]
+
+
+SECRETS = (
+    *("key.pem", "SERVER.KEY", "id_rsa", "id_ed25519.old", "id_deploy", "prod.env", "kubeconfig", "x.tfstate.backup"),
+    *("credentials", "aws_credentials.csv", "Credentials.JSON", "client_secret_7.json", "service-account-prod.json"),
+    *("token", "hf_token.txt", "api-key.txt", "secrets.toml", "passwords.yml", "htpasswd"),
+)
+HARMLESS = (
+    *("id_rsa.pub", "id_map.json", "tokens.json", "tokenizer.json", "special_tokens_map.json", "next_token_loss.json"),
+    *("credentials.py", "secrets.md", "monkey.json", "keys.json", "environment.yml", "vocab.json", "passwd_test.py"),
+)
+
+
+@pytest.mark.parametrize("is_script", [True, False])
+def test_what_usually_holds_a_secret_is_left_out_and_named_unless_asked_for(folder: Path, *, is_script: bool) -> None:
+    for name in (*SECRETS, *HARMLESS):
+        (folder / name).touch()
+    (folder / "secrets").mkdir()
+    (folder / "secrets" / "database.txt").touch()
+    package = pack(folder / "train.py" if is_script else folder)
+    assert set(HARMLESS) <= set(package.files)
+    expected = {f"{name} (may be a secret)" for name in (*SECRETS, "secrets/")}
+    assert expected == {reason for reason in package.left_out if "secret)" in reason}
+    assert not any(Path(name).name in SECRETS or "database" in name for name in package.files)
+    (folder / ".resileignore").write_text("!key.pem\n!.env\n")
+    assert {"key.pem", ".env"} <= set(pack(folder / "train.py" if is_script else folder).files)
+
+
+def test_the_page_knows_the_same_names() -> None:
+    page = files("resile_monitor").joinpath("page/submit_view.js").read_text()
+    assert f"const SECRET = /{PATTERN}/i;\n" in page
+
+
+KEY_FILES = {
+    "notes.txt": "so:\n-----BEGIN OPENSSH PRIVATE KEY-----\nabc",
+    "cloud.json": '{"type": "x", "private_key": "abc"}',
+    "aws": "[default]\nAWS_SECRET_ACCESS_KEY = abc",
+    "putty": "PuTTY-User-Key-File-3: ssh-ed25519",
+}
+
+
+def test_a_file_with_a_key_in_it_is_left_out_whatever_its_name_is(folder: Path) -> None:
+    for name, text in KEY_FILES.items():
+        (folder / name).write_text(text)
+    (folder / "crypto.py").write_text("KEY = '-----BEGIN PRIVATE KEY-----'")
+    package = pack(folder / "train.py")
+    assert {f"{name} (may be a secret)" for name in KEY_FILES} <= set(package.left_out)
+    assert "crypto.py" in package.files, "code is sent whole"
+
+
+@pytest.mark.parametrize("is_script", [True, False])
+def test_a_link_does_not_carry_a_secret_out_under_another_name(
+    folder: Path, tmp_path: Path, *, is_script: bool
+) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh" / "deploy").touch()
+    (tmp_path / "server.key").touch()
+    (folder / ".settings").mkdir()
+    (folder / ".settings" / "database").touch()
+    for name, target in {
+        "settings": ".env",
+        "deploy": tmp_path / ".ssh" / "deploy",
+        "server": tmp_path / "server.key",
+        "folder": ".settings",
+    }.items():
+        (folder / name).symlink_to(target)
+    package = pack(folder / "train.py" if is_script else folder)
+    assert set(package.left_out) == {
+        *HIDDEN,
+        ".settings/ (hidden)",
+        "settings (link to what is hidden)",
+        "deploy (link to what is hidden)",
+        "server (link to what may be a secret)",
+        "folder/ (link to what is hidden)",
+    }
+
+
+@pytest.mark.parametrize("is_script", [True, False])
+def test_homes_beside_a_script_do_not_go_with_it(folder: Path, *, is_script: bool) -> None:
+    pool = PoolHome(folder / "pool")
+    pool.announce("http://127.0.0.1:1", storage="file:///tmp/x")
+    package = pack(folder / "train.py" if is_script else folder)
+    pool.close()
+    assert "pool/ (a home of Resile)" in package.left_out
+    assert not any(name.startswith("pool/") for name in package.files)
+
+
+def test_a_script_in_a_home_of_resile_goes_alone(folder: Path) -> None:
+    PoolHome(folder).close()
+    package = pack(folder / "train.py")
+    assert list(package.files) == ["train.py"]
+    assert package.left_out == (f"all files beside train.py ({folder} is a home of Resile)",)
+    with pytest.raises(UsageError, match="is a home of Resile and is not uploaded"):
+        pack(folder)
+
+
+@pytest.mark.parametrize("is_script", [True, False])
+def test_what_a_gitignore_names_is_left_out_and_named_unless_asked_for(folder: Path, *, is_script: bool) -> None:
+    (folder / ".gitignore").write_text("data/\n*.json\n")
+    path = folder / "train.py" if is_script else folder
+    package = pack(path)
+    assert package.left_out == (HIDDEN[0], "data/ (in .gitignore)", HIDDEN[1], "settings.json (in .gitignore)")
+    (folder / ".resileignore").write_text("!data\n")
+    package = pack(path)
+    assert "data/points.csv" in package.files
+    assert "settings.json" not in package.files
 
 
 def test_patterns_of_resileignore_include_again_and_cross_folders(folder: Path) -> None:
@@ -209,7 +318,7 @@ def test_a_script_in_the_home_directory_goes_alone(folder: Path, monkeypatch: py
 
 @pytest.mark.parametrize("place", ["/", "~"])
 def test_a_home_directory_or_the_root_is_refused(place: str) -> None:
-    with pytest.raises(UsageError, match="is a home or system folder"):
+    with pytest.raises(UsageError, match="is a home, system or temporary folder"):
         pack(Path(place).expanduser())
 
 

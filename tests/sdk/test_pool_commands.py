@@ -73,6 +73,25 @@ def test_a_request_whose_answer_is_lost_is_sent_again_with_the_same_key(
     assert (len(api_server.keys), len(set(api_server.keys))) == (3, 2)
 
 
+def test_a_dry_run_lists_what_would_be_sent_and_sends_nothing(
+    api_server: ApiServer, script: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (script.parent / "words.txt").write_text("a" * 1234)
+    (script.parent / "server.key").touch()
+    assert main(["submit", str(script), "--dry-run"]) == 0
+    *files, total, not_sent = capsys.readouterr().out.splitlines()
+    assert files == ["   15  train.py", "1,234  words.txt"]
+    assert total.startswith("2 files of 1,249 bytes would be uploaded, packed in ")
+    assert total.endswith("; the script is train.py")
+    assert not_sent == "not sent: server.key (may be a secret)"
+    assert main(["submit", str(script), "--dry-run", "--json"]) == 0
+    listing = json.loads(capsys.readouterr().out)
+    assert listing["files"] == [{"name": "train.py", "bytes": 15}, {"name": "words.txt", "bytes": 1234}]
+    assert (listing["script"], listing["left_out"]) == ("train.py", ["server.key (may be a secret)"])
+    assert listing["upload"] > 0
+    assert (api_server.packages, api_server.asked) == ([], [])
+
+
 @pytest.mark.usefixtures("api_server")
 @pytest.mark.parametrize("is_script", [True, False])
 def test_what_is_not_sent_is_named_beside_the_id(

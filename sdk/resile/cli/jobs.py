@@ -35,6 +35,7 @@ from .options import (
 if TYPE_CHECKING:
     from ..client import AsyncClient
     from ..job_options import JobOptions, PackedJob
+    from ..package import Package
 
 app = typer.Typer(rich_markup_mode=None)
 _FROM_NOW = re.compile(r"([0-9]{1,5})([mhd])")
@@ -111,6 +112,9 @@ def submit(
         bool,
         typer.Option("--check", help="First try a few iterations here, as `resile check`; submit if it trains."),
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="List what would be uploaded, with sizes, and submit nothing.")
+    ] = False,
     idempotency_key: IdempotencyKey = None,
     server: Server = None,
     home: Home = DEFAULT_HOME,
@@ -129,13 +133,16 @@ def submit(
     resile submit elastic-main.py --compat ibm-edt         a script for IBM Elastic Distributed Training
     resile submit --gang 4 -- train_ddp.py --lr 0.1        four processes of a script for torchrun
     resile submit train.py --check                         tried here before it is submitted
+    resile submit train.py --dry-run                       list what would be uploaded
     resile submit project/ --priority 8000                 a folder with train.py, main.py or one *.py
     resile wait $(resile submit train.py)                  submit, and wait until it ends
 
     A folder is uploaded whole. A script is uploaded with the Python files, packages (folders with an __init__.py) and
-    files of up to 1 MB beside and below it. A script in a home directory is uploaded alone. Hidden files, virtual
-    environments, and links to folders outside are not uploaded. One line lists what is left out, except for caches and
-    files that match .resileignore. The limit is 50 MB and 5000 files: register data with `resile dataset`.
+    files of up to 1 MB beside and below it. A script in a home directory is uploaded alone. Hidden files, files that
+    usually hold secrets (keys, tokens, passwords), what a .gitignore names, homes of Resile, virtual environments, and
+    links to folders outside are not uploaded. One line lists what is left out, except for caches and files that match
+    .resileignore; a pattern with a ! there, such as !public.pem, asks for a file. The limit is 50 MB and 5000 files:
+    register data with `resile dataset`.
     """
     from ..job_options import pack_job
 
@@ -160,6 +167,9 @@ def submit(
     given = cast("JobOptions", {option: value for option, value in options.items() if value is not None})
     with naming_flags():
         job = pack_job(path, args or (), **given)
+    if dry_run:
+        show(_contents(job.package), _listing(job.package), as_json=as_json)
+        return
     if warning := job.package.warning:
         typer.echo(printable(warning), err=True)
     if check:
@@ -171,6 +181,22 @@ def submit(
     if submitted.warning:
         typer.echo(f"{submitted.id} is {submitted.warning}", err=True)
     show({"id": submitted.id}, [submitted.id], as_json=as_json)
+
+
+def _contents(package: "Package") -> dict[str, object]:
+    files = [{"name": name, "bytes": num_bytes} for name, num_bytes in package.files.items()]
+    return {"script": package.script, "files": files, "left_out": package.left_out, "upload": len(package.content)}
+
+
+def _listing(package: "Package") -> list[str]:
+    sizes = [(f"{num_bytes:,}", name) for name, num_bytes in sorted(package.files.items())]
+    width = max(len(size) for size, _ in sizes)
+    total = f"{len(sizes)} files of {sum(package.files.values()):,} bytes would be uploaded, packed in "
+    return [
+        *(f"{size:>{width}}  {name}" for size, name in sizes),
+        f"{total}{len(package.content):,}; the script is {package.script}",
+        *(f"not sent: {each}" for each in package.left_out),
+    ]
 
 
 def _check(job: "PackedJob", path: Path) -> None:

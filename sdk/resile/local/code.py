@@ -17,7 +17,7 @@ from resile_learner.messages import CodeCopy
 from resile_shared.errors import ResileError, UsageError
 from resile_shared.folders import remove_tree
 
-from ..package import MAX_BYTES, MAX_FOLDER_FILES, is_crowded
+from ..package import MAX_BYTES, MAX_FOLDER_FILES, crowded_place
 from ..project_files import ENVIRONMENT_MARKS, NEVER_PACKED
 from .runs import Journal, RunFolder
 from .settings import RunSettings
@@ -92,7 +92,7 @@ def _is_same(copied: Path, file: Path) -> bool:
 def _project(script: Path) -> Path:
     """Return the folder of the project that the script belongs to."""
     for folder in script.parents:
-        if is_crowded(folder):
+        if crowded_place(folder):
             break
         if any((folder / mark).exists() for mark in _PROJECT_MARKS):
             return script.parent if _contains_resile(folder) else folder
@@ -157,7 +157,7 @@ def _python_files(first: Path, project: Path) -> Iterator[Path]:
             continue
         for entry in sorted(entries, key=lambda entry: entry.name):
             if entry.is_dir(follow_symlinks=False):
-                if not (is_crowded(folder) or _is_left_out(entry)):
+                if not (crowded_place(folder) or _is_left_out(entry)):
                     waiting.append(Path(entry.path))
             elif entry.name.endswith(".py") and entry.is_file():
                 yield Path(entry.path)

@@ -5,6 +5,8 @@ import { h } from "./dom.js";
 import { count } from "./format.js";
 import { pack } from "./tar.js";
 
+/** The names of files that usually hold secrets: the pattern of sdk/resile/secret_files.py. */
+const SECRET = /^(?!.*\.(?:py|pyi|pyx|c|cc|cpp|cu|cuh|h|hpp|md|pub|rst)$)(?:.*\.(?:env|env\.local|pem|key|ppk|p12|pfx|pkcs12|jks|keystore|kdbx|ovpn|kubeconfig|tfvars|tfstate(?:\..*)?)|id_(?:rsa|dsa|ecdsa|ed25519).*|id_[^.]*|_netrc|env\.local|.*htpasswd|kubeconfig.*|(?:.*[-_. ])?(?:credentials?|(?:client[-_])?secrets?|passwords?|passwd|service[-_]account|token|api[-_]?key|access[-_]key|private[-_]key)(?:\.(?:bak|cfg|conf|csv|ini|json|old|toml|txt|xml|ya?ml))?|(?:credentials?|(?:client[-_])?secrets?|passwords?|passwd|service[-_]account)[-_. ][^.]*(?:\.(?:bak|cfg|conf|csv|ini|json|old|toml|txt|xml|ya?ml))?)$/i;
 const LEFT_OUT = /^(?:.*?\/)??(?:\.[^/]*|__pycache__|node_modules|[^/]*\.egg-info)(?=\/|$)/;
 const MAX_NAMED = 5;
 
@@ -51,17 +53,17 @@ export class SubmitView {
 
   #choose(files) {
     this.#error.textContent = "";
-    const sent = files.filter(({ path }) => !LEFT_OUT.test(path));
+    const sent = files.filter(({ path }) => !omittedPart(path));
     const root = commonFolder(sent.map(({ path }) => path));
     this.#files = sent.map(({ path, file }) => ({ path: path.slice(root.length), file }));
     const scripts = this.#files.map(({ path }) => path).filter((path) => path.endsWith(".py")).sort((a, b) => a.split("/").length - b.split("/").length || a.localeCompare(b));
     this.#script.replaceChildren(...scripts.map((path) => h("option", { value: path }, path)));
     const size = this.#files.reduce((sum, { file }) => sum + file.size, 0);
     const within = (path) => (path.startsWith(root) ? path.slice(root.length) : path);
-    const omitted = [...new Set(files.map(({ path }) => LEFT_OUT.exec(within(path))?.[0]).filter(Boolean))];
+    const omitted = [...new Set(files.map(({ path }) => omittedPart(within(path))).filter(Boolean))];
     const named = omitted.slice(0, MAX_NAMED).join(", ") + (omitted.length > MAX_NAMED ? ` and ${omitted.length - MAX_NAMED} more` : "");
     this.#chosen.textContent = `${count(this.#files.length, "file")}, ${(size / 1024).toFixed(1)} KiB` +
-      (omitted.length ? `; not sent, as hidden or generated: ${named}` : "") + (scripts.length ? "" : "; none of them is a Python script");
+      (omitted.length ? `; not sent, as hidden, generated or secret: ${named}` : "") + (scripts.length ? "" : "; none of them is a Python script");
   }
 
   async #send(event, live) {
@@ -94,6 +96,9 @@ export class SubmitView {
 
 /** Split as a shell does, as far as double quotes go. */
 const words = (text) => [...text.matchAll(/"([^"]*)"|(\S+)/g)].map(([, quoted, plain]) => quoted ?? plain);
+
+/** The path of what is not sent of that file: its own, or that of a folder above; nothing for what is sent. */
+const omittedPart = (path) => LEFT_OUT.exec(path)?.[0] ?? (SECRET.test(path.split("/").at(-1)) ? path : undefined);
 
 /** The folder that all paths begin with, and its slash; that of a single file is its own. */
 function commonFolder(paths) {
