@@ -35,7 +35,7 @@ from .http.server import listening
 from .processes import raise_descriptor_limit
 from .readiness import Readiness
 from .settings import ServiceSettings, load
-from .telemetry.exporters import set_up_log_export
+from .telemetry.exporters import Exports
 from .telemetry.metrics import CONTENT_TYPE, ServiceMetrics, gauge, total
 from .telemetry.span_queue import SpanQueue
 from .telemetry.traces import set_up_logging, set_up_tracing
@@ -109,13 +109,14 @@ async def serve(name: str, settings: S, run: Run[S]) -> None:
     """Run a service in the current event loop until it ends, or a signal cancels it."""
     set_up_logging(name, form=settings.log_format, level=settings.log_level)
     host = settings.host_id
-    log_export = set_up_log_export(name, host=host)
-    spans = SpanQueue(name)
-    tracing = set_up_tracing(name, host=host, processors=(spans,))
-    metrics = ServiceMetrics(name, host=host)
+    exports = Exports(name, host=host)
+    exports.export_logs()
+    spans, exported = SpanQueue(name), exports.spans()
+    tracing = set_up_tracing(name, host=host, processors=(spans, exported) if exported else (spans,))
+    metrics = ServiceMetrics(name, host=host, exporter=exports.metrics())
     health: Health[S] = Health(metrics)
     exporting = asyncio.ensure_future(metrics.export())
-    work = asyncio.ensure_future(_work(name, settings, run, health, spans))
+    work = asyncio.ensure_future(_work(name, settings, run, health, spans, exports))
 
     def stop(reason: str) -> None:
         if not work.cancelling():  # a second signal would interrupt what drains
@@ -132,13 +133,13 @@ async def serve(name: str, settings: S, run: Run[S]) -> None:
         work.cancel()
         exporting.cancel()
         await asyncio.wait({work, exporting})
-        exports = [metrics.close(), asyncio.to_thread(tracing.shutdown)]
-        await _send_last(*exports, *([asyncio.to_thread(log_export.shutdown)] if log_export else []))
+        exports.abandon()
+        await _send_last(metrics.close(), asyncio.to_thread(tracing.shutdown), asyncio.to_thread(exports.close_logs))
 
 
-async def _send_last(*exports: Coroutine[Any, Any, None]) -> None:
+async def _send_last(*last: Coroutine[Any, Any, None]) -> None:
     """Send what a collector lacks, unless it does not answer: a service that is stopped must not wait for it."""
-    closing = {asyncio.ensure_future(export) for export in exports}
+    closing = {asyncio.ensure_future(export) for export in last}
     done, late = await asyncio.wait(closing, timeout=EXPORT_SECONDS)
     for export in late:
         export.cancel()
@@ -168,11 +169,11 @@ def handle_signals(stop: Callable[[str], None], *, supervised: bool) -> None:
         loop.add_reader(sys.stdin.fileno(), read_stdin)
 
 
-async def _work(name: str, settings: S, run: Run[S], health: "Health[S]", spans: SpanQueue) -> None:
+async def _work(name: str, settings: S, run: Run[S], health: "Health[S]", spans: SpanQueue, exports: Exports) -> None:
     """Connect and run. Raises BusClosed when the connection is closed for good."""
     bus = await Bus.open(read_credentials(settings.credentials), service=name)
     health.context = ServiceContext(name, settings, bus, meter=health.metrics.meter)
-    _observe(health.context)
+    _observe(health.context, exports)
     logger.info("started")
     running = asyncio.ensure_future(run(health.context))
     sending = asyncio.ensure_future(spans.run(bus))
@@ -194,7 +195,7 @@ async def _work(name: str, settings: S, run: Run[S], health: "Health[S]", spans:
         await bus.close()
 
 
-def _observe(context: ServiceContext[S]) -> None:
+def _observe(context: ServiceContext[S], exports: Exports) -> None:
     """Make the metrics that every service has."""
     meter, bus = context.meter, context.bus
     gauge(meter, "resile_ready", lambda: context.is_ready, "Whether the service can do its work.")
@@ -211,6 +212,13 @@ def _observe(context: ServiceContext[S]) -> None:
         lambda: {"handler too slow": bus.connection.num_dropped, "NATS disconnected": bus.num_not_sent},
         "Messages, of those that are repeated anyway, that were not handled or not sent.",
         label="reason",
+    )
+    total(
+        meter,
+        "resile_telemetry_lost",
+        exports.num_lost,
+        "Spans, log lines and readings of metrics that no collector took.",
+        label="signal",
     )
 
 

@@ -5,9 +5,9 @@ from contextlib import AbstractContextManager
 
 import orjson
 import pytest
-from opentelemetry.sdk.trace import TracerProvider
 
 from resile_shared.errors import UsageError
+from resile_shared.telemetry.exporters import Exports
 from resile_shared.telemetry.traces import JsonFormatter, PlainFormatter, set_up_tracing, traced
 from resile_testing.collector import Collector, collecting, collecting_by_grpc
 
@@ -37,16 +37,25 @@ def test_a_json_line_is_one_line() -> None:
     assert "\n" not in line(JsonFormatter("registry"), "two\nlines")
 
 
-@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"])
-def test_spans_are_exported_where_the_standard_variable_says(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    def num_processors(provider: TracerProvider) -> int:
-        count = len(provider._active_span_processor._span_processors)
-        provider.shutdown()
-        return count
-
-    assert num_processors(set_up_tracing("test")) == 0
-    monkeypatch.setenv(name, "http://127.0.0.1:1")
-    assert num_processors(set_up_tracing("test")) == 1
+@pytest.mark.parametrize(
+    ("variables", "are_exported"),
+    [
+        ({}, False),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}, True),
+        ({"OTEL_EXPORTER_OTLP_TRACES_ENDPOINT": "http://127.0.0.1:1"}, True),
+        ({"OTEL_TRACES_EXPORTER": "otlp"}, True),
+        ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1", "OTEL_TRACES_EXPORTER": "none"}, False),
+    ],
+)
+def test_spans_are_exported_where_the_standard_variables_say(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], *, are_exported: bool
+) -> None:
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    processor = Exports("test").spans()
+    assert (processor is not None) == are_exported
+    if processor is not None:
+        processor.shutdown()
 
 
 @pytest.mark.parametrize(("protocol", "collector"), [("grpc", collecting_by_grpc), ("http/protobuf", collecting)])
@@ -56,7 +65,9 @@ def test_spans_are_exported_with_the_protocol_that_is_asked_for(
     with collector() as running:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", running.url)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
-        provider = set_up_tracing("test")
+        exported = Exports("test").spans()
+        assert exported is not None
+        provider = set_up_tracing("test", processors=(exported,))
         tracer = provider.get_tracer("test")
         with tracer.start_as_current_span("cause"), tracer.start_as_current_span("effect"):
             pass
@@ -75,4 +86,4 @@ def test_an_unknown_protocol_is_refused(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "smoke")
     with pytest.raises(UsageError, match="OTEL_EXPORTER_OTLP_PROTOCOL=smoke: must be grpc or http/protobuf"):
-        set_up_tracing("test")
+        Exports("test").spans()

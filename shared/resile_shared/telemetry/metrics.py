@@ -13,10 +13,10 @@ from typing import Any
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.metrics import CallbackOptions, Histogram, Meter, Observation
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import MetricExporter, MetricReader, MetricsData
+from opentelemetry.sdk.metrics.export import MetricReader, MetricsData
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, ProcessCollector, generate_latest
 
-from .exporters import Signal, is_exported, metric_exporter
+from .export_watch import WatchedExporter
 from .resource import resource_of
 
 logger = logging.getLogger(__name__)
@@ -33,15 +33,16 @@ Values = float | Mapping[str, float]
 class ServiceMetrics:
     """The metrics of one process. `meter` makes instruments, `text` is what Prometheus reads."""
 
-    def __init__(self, service: str, *, host: str = "") -> None:
+    def __init__(self, service: str, *, host: str = "", exporter: WatchedExporter | None = None) -> None:
+        """``exporter`` is that of the collector, if there is one."""
         self._registry = CollectorRegistry()
         ProcessCollector(registry=self._registry)
         readers: list[MetricReader] = [
             PrometheusMetricReader(disable_target_info=True, scope_info_enabled=False, registry=self._registry)
         ]
         self._latest: _LatestMetrics | None = None
-        if is_exported(Signal.METRICS):
-            self._latest = _LatestMetrics(metric_exporter())
+        if exporter is not None:
+            self._latest = _LatestMetrics(exporter)
             readers.append(self._latest)
         self._provider = MeterProvider(readers, resource=resource_of(service, host=host), shutdown_on_exit=False)
         self.meter: Meter = self._provider.get_meter("resile")
@@ -69,13 +70,14 @@ class ServiceMetrics:
 class _LatestMetrics(MetricReader):
     """Reads all metrics in the event loop, and sends them in a thread."""
 
-    def __init__(self, exporter: MetricExporter) -> None:
-        super().__init__(exporter._preferred_temporality, exporter._preferred_aggregation)
+    def __init__(self, exporter: WatchedExporter) -> None:
+        preferred: Any = exporter.inner
+        super().__init__(preferred._preferred_temporality, preferred._preferred_aggregation)
         self._exporter = exporter
         self._read: MetricsData | None = None
 
     async def export(self) -> None:
-        """Read and send all metrics; the exporter logs a failure, and the next attempt sends what is current then."""
+        """Read and send all metrics; after a failure, the next attempt sends what is current then."""
         self.collect()
         metrics, self._read = self._read, None
         if metrics is not None:

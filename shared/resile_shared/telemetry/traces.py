@@ -5,7 +5,6 @@ always travel. Attributes follow the semantic conventions of OpenTelemetry; thos
 """
 
 import logging
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -17,20 +16,17 @@ from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.propagate import extract
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.export import SpanExporter
 from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, SamplingResult
 from opentelemetry.trace import Link, SpanKind, TraceState
 from opentelemetry.util.types import Attributes
 
 from ..bus.subjects import template_of
-from ..errors import UsageError
 from ..messages.message import timestamp
+from .exporters import Signal, is_exported
 from .resource import resource_of
 from .span_queue import ITERATION, is_of_change
 
 _tracer = trace.get_tracer("resile")
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 Value = str | int | float | bool
 
 
@@ -48,7 +44,7 @@ class _Changes(Sampler):
         trace_state: TraceState | None = None,
     ) -> SamplingResult:
         """Decide by the name of the first span."""
-        is_wanted = is_of_change(name) or (name == ITERATION and has_collector())
+        is_wanted = is_of_change(name) or (name == ITERATION and is_exported(Signal.TRACES))
         return SamplingResult(Decision.RECORD_AND_SAMPLE if is_wanted else Decision.DROP, attributes)
 
     def get_description(self) -> str:
@@ -56,13 +52,8 @@ class _Changes(Sampler):
         return "Changes"
 
 
-def has_collector() -> bool:
-    """Whether the standard variables name a collector."""
-    return any(os.environ.get(name) for name in _ENDPOINTS)
-
-
 def set_up_tracing(service: str, *, host: str = "", processors: Sequence[SpanProcessor] = ()) -> TracerProvider:
-    """Have the spans of this process go to the collector that the standard variables name, and to ``processors``.
+    """Have the spans of this process go to ``processors``.
 
     ``host`` is that of the pool which the service belongs to, if it does.
     """
@@ -70,30 +61,10 @@ def set_up_tracing(service: str, *, host: str = "", processors: Sequence[SpanPro
         sampler=ParentBased(_Changes()),
         resource=resource_of(service, host=host),
     )
-    if has_collector():
-        from opentelemetry.sdk.trace.export import BatchSpanProcessor
-
-        provider.add_span_processor(BatchSpanProcessor(_exporter()))
     for processor in processors:
         provider.add_span_processor(processor)
     trace.set_tracer_provider(provider)
     return provider
-
-
-def _exporter() -> SpanExporter:
-    """Return an exporter with the protocol that the standard variables name. Raises UsageError."""
-    variable = next((name for name in _PROTOCOLS if os.environ.get(name)), _PROTOCOLS[-1])
-    match os.environ.get(variable) or "http/protobuf":
-        case "http/protobuf":
-            from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
-
-            return OTLPSpanExporter()
-        case "grpc":
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as GrpcSpanExporter
-
-            return GrpcSpanExporter()
-        case other:
-            raise UsageError(f"{variable}={other}: must be grpc or http/protobuf")
 
 
 def attributes_of(attributes: Mapping[str, Value]) -> dict[str, Value]:
