@@ -20,7 +20,8 @@ PYTEST_ARGS ?=
 # Most tests wait for other processes. A file's tests stay in one process, since they share pools. Not reordered, so
 # that the longest files of test-long do not come last.
 PYTEST := $(BIN)/python -m pytest
-IN_PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder
+# A process that crashes is started again once: the new one begins with the test that the other one crashed in.
+IN_PARALLEL := -n 3 --dist loadfile --no-loadscope-reorder --max-worker-restart=1
 # To collect all tests takes each process half a minute: only files that have such tests are collected.
 MARKED = $(if $(findstring tests/,$(PYTEST_ARGS)),,$(shell grep -rl --include='test_*.py' 'mark\.$(1)\b' tests | sort))
 BENCH_ARGS ?= --quick
