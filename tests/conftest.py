@@ -71,6 +71,6 @@ def pytest_collection_finish() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Forget the training that tests left unfinished: it would be completed when this process ends, as a script's is."""
+    """Forget training that tests left unfinished: it would be completed when this process ends, as a script's is."""
     if learner := sys.modules.get("resile_learner.session"):
         learner._joined_solo.clear()

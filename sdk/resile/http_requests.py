@@ -6,6 +6,7 @@ import errno
 import os
 import re
 import secrets
+import sys
 import time
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ _PAUSE_SECONDS = 0.5
 _RETRY_SECONDS = 15.0  # longer than a monitor takes to start again
 _KEY_HEADER = "Idempotency-Key"
 _KEY = re.compile(r"[!-~]{1,200}")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 _AGAIN = f"with the same {_KEY_HEADER}"
 _TRANSFERS = 3
 """A download is attempted at most this many times: a file of a running job may be replaced while it is sent."""
@@ -132,6 +134,22 @@ class Refused(ResileError):
         return Refused(f"{self} (--idempotency-key {key})", status=self.status, code=self.code)
 
 
+def callers_trace() -> dict[str, str]:
+    """Return the headers by which the pool continues the trace of the caller, if it is in one.
+
+    That is the current span of a program with OpenTelemetry, or what ``TRACEPARENT`` names, as CI systems set it.
+    """
+    headers: dict[str, str] = {}
+    if "opentelemetry.trace" in sys.modules:
+        from opentelemetry.propagate import inject
+
+        inject(headers)
+    if not headers and _TRACEPARENT.fullmatch(parent := os.environ.get("TRACEPARENT", "")):
+        state = os.environ.get("TRACESTATE", "")
+        headers = {"traceparent": parent, **({"tracestate": state} if state.isascii() and state.isprintable() else {})}
+    return headers
+
+
 def is_outage(error: Unreachable | Refused) -> bool:
     """Whether the same request may succeed later."""
     return isinstance(error, Unreachable) or error.status >= 500
@@ -165,7 +183,7 @@ class HttpRequests:
     ) -> bytes:
         """Send until there is an answer; the idempotency key makes the request take effect once."""
         key = self._idempotency_key or secrets.token_hex(16)
-        keyed = {_KEY_HEADER: key, **(headers or {})}
+        keyed = {_KEY_HEADER: key, **callers_trace(), **(headers or {})}
         deadline = time.monotonic() + _RETRY_SECONDS
         while True:
             try:

@@ -195,7 +195,18 @@ async def test_heartbeats_go_on_while_a_template_waits_for_its_fork_server(
     settings = PoolSettings(detection_seconds=3.0)
     folder = await AgentFolder.open(tmp_path / "agent")
     context = WorkerContext(
-        folder, "file:///none", "127.0.0.1", (), unused, unused, unused, unused, unused, bus.bucket(JOBS), settings
+        "host-1",
+        folder,
+        "file:///none",
+        "127.0.0.1",
+        (),
+        unused,
+        unused,
+        unused,
+        unused,
+        unused,
+        bus.bucket(JOBS),
+        settings,
     )
     servers: Any = SlowForkServers(server)
     hello = HostHello(host="host-1", incarnation=1, address="127.0.0.1", slots=(Slot(index=0),), device_class="cpu")

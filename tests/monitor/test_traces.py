@@ -2,9 +2,13 @@
 
 import asyncio
 
+import pytest
+from pydantic import ValidationError
+
 from resile_monitor import kept_traces as kept
 from resile_monitor.changes import TracedItem, changes_of
 from resile_monitor.kept_traces import Traces
+from resile_monitor.settings import MonitorSettings
 from resile_shared.bus import subjects
 from resile_shared.http.api import ChangeList, TraceView
 from resile_shared.messages.allocations import Loss
@@ -197,6 +201,22 @@ def test_a_step_whose_parent_is_not_known_is_a_first_one() -> None:
     view = traces.view(FIRST)
     assert view is not None
     assert [(step.id[-1], step.parent and step.parent[-1]) for step in view.spans] == [("3", "2"), ("2", None)]
+
+
+async def test_a_change_has_a_link_to_where_a_collector_shows_it(monitors: Monitors, scene: Scene) -> None:
+    monitor = await monitors.start("--trace-url", "http://127.0.0.1:16686/trace/{trace}")
+    set_up_tracing("test")
+    with traced("cause") as cause:
+        await store(scene, job("job-1"), items((0, "accepted", 0, ""), (1, "allocation", 2, "start")))
+    trace = f"{cause.get_span_context().trace_id:032x}"
+    (change,) = (await monitor.get("/v1/jobs/job-1/changes", ChangeList)).changes
+    assert change.url == f"http://127.0.0.1:16686/trace/{trace}"
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:16686", "javascript:alert({trace})", "{trace}"])
+def test_a_link_without_a_place_for_the_trace_is_refused(url: str) -> None:
+    with pytest.raises(ValidationError, match=r"must begin with http:// or https://, and contain \{trace\}"):
+        MonitorSettings.model_validate({"credentials": "x", "storage": "file:///x", "trace_url": url})
 
 
 async def test_a_monitor_keeps_what_services_send(monitors: Monitors, scene: Scene) -> None:

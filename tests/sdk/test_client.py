@@ -12,10 +12,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
+from opentelemetry.sdk.trace import TracerProvider
 
 from resile import AsyncClient, Client, http_requests
 from resile.cli import jobs, main
-from resile.http_requests import Unreachable
+from resile.http_requests import Unreachable, callers_trace
 from resile.job import JobNotCompleted
 from resile.job_options import JobOptions
 from resile.svg_chart import Chart, Mark, Series, line_chart, stacked_chart
@@ -117,7 +118,17 @@ def test_the_client_and_the_command_have_an_option_for_each_field_of_a_job() -> 
     assert here - {"compat"} == JobSpec.model_fields.keys() - {"package", "script", "args"}
     parameters = set(inspect.signature(jobs.submit).parameters)
     assert here - parameters == set()
-    assert parameters - here == {"path", "args", "packages", "server", "home", "as_json", "check", "idempotency_key"}
+    assert parameters - here == {
+        "path",
+        "args",
+        "packages",
+        "server",
+        "home",
+        "as_json",
+        "check",
+        "dry_run",
+        "idempotency_key",
+    }
 
 
 def test_each_flag_of_the_command_reaches_the_job(api_server: ApiServer, tmp_path: Path) -> None:
@@ -182,6 +193,21 @@ def test_waiting_for_a_job_survives_a_pool_that_does_not_answer_for_a_while(
         monkeypatch.setattr("resile.job.PATIENCE_SECONDS", 0.0)
         with pytest.raises(Unreachable):
             job.wait()
+
+
+PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+
+
+def test_the_trace_of_the_caller_goes_with_its_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert callers_trace() == {}
+    monkeypatch.setenv("TRACEPARENT", PARENT)
+    monkeypatch.setenv("TRACESTATE", "ci=1")
+    assert callers_trace() == {"traceparent": PARENT, "tracestate": "ci=1"}
+    with TracerProvider().get_tracer("program").start_as_current_span("nightly training") as span:
+        trace = callers_trace()["traceparent"].split("-")[1]
+    assert trace == f"{span.get_span_context().trace_id:032x}", "the program's own span is nearer"
+    monkeypatch.setenv("TRACEPARENT", "nonsense\n")
+    assert callers_trace() == {}
 
 
 def test_waiting_ends_after_the_time_that_is_given(api_server: ApiServer) -> None:

@@ -67,6 +67,7 @@ ALL = [
     Example("stream.py", (), epochs=4, iterations=76),
     Example("dataset.py", (), epochs=3, iterations=57, options=("--data", "digits")),
     Example("packages.py", (), epochs=2, iterations=38, options=("--with", "einops>=0.7")),
+    Example("own_spans.py", (), epochs=3, iterations=87),
     Example("curves.py", ("--epochs", "2"), epochs=2, iterations=16),
     Example("transformers_trainer.py", (), epochs=2, iterations=40),
     Example("lightning_module.py", (), epochs=5, iterations=120),

@@ -13,6 +13,7 @@ from resile_testing.waiting import PATIENCE_SECONDS
 from .conftest import TRAIN
 from .pools import UpPool, pool_up
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 SLOWLY = ("--pause", 0.05, "--epochs", 10_000, "--shards", 12)
 
 
@@ -93,6 +94,32 @@ def test_every_change_of_a_job_is_one_trace_without_orphans(tmp_path: Path, monk
                 assert pool.run("stop", each).status == 0
     names = {span.name for spans in collector.traces.values() for span in spans}
     assert not [name for name in names if re.search(r"(job|host)-\d|[0-9a-f]{16}", name)], "ids are attributes"
+
+
+TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+
+
+def test_the_trace_of_a_caller_goes_on_through_the_pool_into_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the caller, like a CI system, does not record it itself."""
+    with collecting() as collector:
+        for name, value in collector.environment.items():
+            monkeypatch.setenv(name, value)
+        with pool_up(tmp_path / "home", "--hosts", 1, "--slots", 2) as pool:
+            monkeypatch.setenv("TRACEPARENT", f"00-{TRACE}-{CALLER}-00")
+            job = pool.submit(EXAMPLES / "own_spans.py", "--name", "spans", "--max-workers", 2)
+            pool.completed(job)
+            until(lambda: "epoch" in {span.name for span in list(collector.traces[bytes.fromhex(TRACE)])})
+            assert pool.ask("trace", job, "1")["change"]["trace"] == TRACE
+    spans = collector.traces[bytes.fromhex(TRACE)]
+    assert {span.parent.hex() for span in spans if span.name == "POST /v1/jobs"} == {CALLER}
+    preparations = {span.id for span in spans if span.name == "prepare worker"}
+    epochs = [span for span in spans if span.name == "epoch"]
+    assert {span.service for span in epochs} == {"spans"}
+    assert {span.parent for span in epochs} <= preparations
+    assert {span.resource["job"] for span in epochs} == {job}
+    assert {span.resource["host"] for span in epochs} == {"host-1"}
 
 
 def shows_attack(pool: UpPool, job: str, trace: str, words: str) -> bool:

@@ -54,7 +54,8 @@ async def trace(
     if chosen.trace is None:
         raise UsageError(f"the steps of change {change} are not known yet: try again in a second")
     view = await client.trace(chosen.trace)
-    lines = (_local(chosen.summary), "", *_waterfall(view, job=None if show_all else id_))
+    link = ("", chosen.url) if chosen.url else ()
+    lines = (_local(chosen.summary), "", *_waterfall(view, job=None if show_all else id_), *link)
     return {"change": chosen, "trace": view}, lines
 
 

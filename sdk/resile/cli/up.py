@@ -97,6 +97,14 @@ def up(
         float,
         typer.Option(metavar="D", min=0.001, max=36500, help="Keep jobs that have ended, and hosts that left, D days."),
     ] = 90.0,
+    trace_url: Annotated[
+        str,
+        typer.Option(
+            metavar="URL",
+            envvar="RESILE_TRACE_URL",
+            help="Where a collector shows a trace, such as http://127.0.0.1:16686/trace/{trace}: the page links there.",
+        ),
+    ] = "",
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object when ready; everything else goes to stderr.")
     ] = False,
@@ -133,6 +141,7 @@ def up(
             grace_seconds=grace_seconds,
             keep_jobs=keep_jobs,
             keep_days=keep_days,
+            trace_url=trace_url,
             open_to_chaos=open_to_chaos,
             namespaces=namespaces,
         )

@@ -42,6 +42,8 @@ class PoolOptions:
     """The number of ended jobs that are kept."""
     keep_days: float = DEFAULT_KEEP_DAYS
     """Days for which ended jobs and departed hosts are kept."""
+    trace_url: str = ""
+    """Where a collector shows a trace, with ``{trace}`` for its id; empty: nowhere."""
     open_to_chaos: bool = False
     """Whether `resile chaos` may attack the pool."""
     namespaces: bool = False
@@ -127,7 +129,8 @@ class Services:
         api = ("--api-host", host, "--api-port", str(port), "--url-file", str(self._home.api_file))
         guarded = ("--token-file", str(self._home.token_file), "--storage", self._storage)
         joining = ("--agent-credentials", str(self.bus.credentials("learner"))) if self._options.is_open else ()
-        return self._spec("monitor", "resile_monitor", "monitor", *api, *guarded, *joining)
+        linked = ("--trace-url", self._options.trace_url) if self._options.trace_url else ()
+        return self._spec("monitor", "resile_monitor", "monitor", *api, *guarded, *joining, *linked)
 
     def agents(self) -> list[ServiceSpec]:
         """Return the agent of each host: host-1, host-2, ..."""

@@ -15,6 +15,7 @@ slot_store.py  keeps this history in the buckets `jobslots` and `poolslots`
 job_store.py   keeps a value derived from messages for each job, by several monitors
 metrics.py     what a monitor measures of itself
 kept_traces.py the newest traces of changes; pure
+trace_urls.py  where a collector shows a trace; pure
 changes.py     the changes of a job, from its history and these traces; pure
 service.py     keeps the projection up to date
 api/           the HTTP API

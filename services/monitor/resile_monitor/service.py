@@ -46,6 +46,7 @@ async def run(context: ServiceContext[MonitorSettings]) -> None:
         settings.max_package_bytes,
         settings.source_seconds,
         admission=admission,
+        trace_url=settings.trace_url,
         metrics=MonitorMetrics(context.meter),
     )
     probe = pool.storage_probe
@@ -68,7 +69,7 @@ async def run(context: ServiceContext[MonitorSettings]) -> None:
             group.create_task(slots.follow())
             group.create_task(probe.run())
             pace = Pace(settings.webhook_seconds, settings.webhook_pause_seconds)
-            group.create_task(Deliveries(context.bus, pace).run())
+            group.create_task(Deliveries(context.bus, pace, trace_url=settings.trace_url).run())
             for event in present:
                 await event.wait()
             context.is_ready = pool.has_caught_up = True

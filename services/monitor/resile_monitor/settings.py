@@ -4,7 +4,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from resile_shared.errors import UsageError
 from resile_shared.settings import ServiceSettings
@@ -25,11 +25,20 @@ class MonitorSettings(ServiceSettings):
     source_seconds: float = Field(
         default=10.0, gt=0, le=600, description="how long the source of a dataset may take to answer a request"
     )
-
+    trace_url: str = Field(
+        default="", description="where a collector shows a trace, such as http://127.0.0.1:16686/trace/{trace}"
+    )
     webhook_seconds: float = Field(default=10.0, gt=0, le=60, description="how long a webhook may take to answer")
     webhook_pause_seconds: float = Field(
         default=5.0, gt=0, le=900, description="pause after its first failed attempt; each further one is twice as long"
     )
+
+    @field_validator("trace_url")
+    @classmethod
+    def _has_a_place_for_the_trace(cls, url: str) -> str:
+        if url and not (url.startswith(("http://", "https://")) and "{trace}" in url):
+            raise ValueError("must begin with http:// or https://, and contain {trace}")
+        return url
 
     @model_validator(mode="after")
     def _is_guarded(self) -> Self:

@@ -36,6 +36,7 @@ FACTS = ("ready", "switched", "checkpoint", "warned", "completed", "left", "grow
 SUSPICIONS = "resile.suspicion.*"
 LOGS_OF_ALL = "resile.log.*"
 TRACES = "resile.trace.*"
+COMMAND_PREFIX = "resile.command."
 JOB_COMMANDS = "resile.command.job.*"
 HOST_COMMANDS = "resile.command.host.*"
 POOL_COMMANDS = "resile.command.pool.*"

@@ -182,6 +182,7 @@ class ChangeView(View):
     summary: str = Field(description="in words; its times are UTC, as everywhere")
     trace: str | None = Field(description="the trace of its steps; null: unknown")
     has_spans: bool = Field(description="whether GET /v1/traces/{trace} still has its steps")
+    url: str | None = Field(default=None, description="where a collector shows the trace; null: --trace-url is not set")
 
 
 class ChangeList(View):

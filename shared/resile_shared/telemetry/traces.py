@@ -14,13 +14,13 @@ from typing import Any, Literal
 import orjson
 from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach
-from opentelemetry.propagate import extract
+from opentelemetry.propagate import extract, inject
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
 from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, SamplingResult
 from opentelemetry.trace import Link, SpanKind, TraceState
 from opentelemetry.util.types import Attributes
 
-from ..bus.subjects import template_of
+from ..bus.subjects import COMMAND_PREFIX, template_of
 from ..messages.message import timestamp
 from .exporters import Signal, is_exported
 from .resource import resource_of
@@ -151,7 +151,9 @@ def publishing(verb: Literal["publish", "ask"], subject: str) -> Iterator[trace.
 
 @contextmanager
 def handling(verb: Literal["handle", "answer"], subject: str, headers: Mapping[str, str] | None) -> Iterator[None]:
-    """Put a span around the handling of a message, as a child of what sent it."""
+    """Put a span around the handling of a message, as a child of what sent it; systems outside send commands, too."""
+    if headers and subject.startswith(COMMAND_PREFIX):
+        headers = of_caller(headers)
     attributes = message_attributes(subject, "process")
     kind = SpanKind.SERVER if verb == "answer" else SpanKind.CONSUMER
     with continued(f"{verb} {template_of(subject).text}", headers, attributes, kind=kind):
@@ -170,6 +172,24 @@ def continued(
     found = attributes_of(attributes or {})
     with _tracer.start_as_current_span(name, context=extract(headers or {}), attributes=found, kind=kind) as span:
         yield span
+
+
+def of_caller(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the headers of a request from outside the pool, with its trace marked to be recorded.
+
+    Whoever called may not record it: the page shows each change all the same.
+    """
+    named = {name.lower(): value for name, value in headers.items() if name.lower() in ("traceparent", "tracestate")}
+    if (parent := named.get("traceparent", "")).endswith("-00"):
+        named["traceparent"] = f"{parent[:-2]}01"
+    return named
+
+
+def environment_of(span: trace.Span) -> dict[str, str]:
+    """Return the variables by which a program that is started in ``span`` continues its trace."""
+    headers: dict[str, str] = {}
+    inject(headers, in_span(span))
+    return {name.upper(): value for name, value in headers.items()}
 
 
 def carries_trace(headers: Mapping[str, str] | None) -> bool:

@@ -39,6 +39,8 @@ class Span:
     parent: bytes = b""
     """The id of the parent; empty: the trace began with this span."""
     service: str = ""
+    resource: dict[str, str | int] = field(default_factory=dict)
+    """The attributes of what made the span; those of Resile without their prefix."""
 
 
 @dataclass
@@ -73,11 +75,12 @@ class Collector:
     def add(self, request: ExportTraceServiceRequest) -> None:
         """Add the spans of one export request."""
         for resource in request.resource_spans:
-            service = str(_values(resource.resource.attributes)["service.name"])
+            about = _values(resource.resource.attributes)
+            service = str(about["service.name"])
             for scope in resource.scope_spans:
                 for span in scope.spans:
                     begin, end = span.start_time_unix_nano / _NANOSECONDS, span.end_time_unix_nano / _NANOSECONDS
-                    ids = span.span_id, span.parent_span_id, service
+                    ids = span.span_id, span.parent_span_id, service, about
                     self.traces[span.trace_id].append(Span(span.name, begin, end, _values(span.attributes), *ids))
 
     def orphans(self) -> list[Span]:

@@ -4,7 +4,7 @@ import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -15,7 +15,8 @@ from resile_shared.messages.jobs import JobRecord
 from resile_shared.messages.logs import LogLine
 from resile_shared.messages.message import at
 from resile_shared.messages.pool import PoolSettings
-from resile_shared.telemetry.traces import traced
+from resile_shared.telemetry.resource import script_variables
+from resile_shared.telemetry.traces import environment_of, traced
 
 from ..messages import FromWorker, WorkerConfig
 from ..processes.worker_process import Stream
@@ -41,6 +42,7 @@ MAX_WAITING_BYTES = 2 * 1024 * 1024
 class WorkerContext:
     """What all workers of a host have in common."""
 
+    host: str
     folder: AgentFolder
     storage: str
     address: str
@@ -72,13 +74,13 @@ class HostWorkers:
     async def prepare(self, start: StartWorker) -> WorkerConfig:
         """Fetch what a worker needs; return its configuration once it can be forked. Raises ResileError, OSError."""
         logger.info("starting worker job=%s worker=%s slot=%s", start.job, start.worker, start.slot)
-        with traced("prepare worker", job=start.job, worker=start.worker, slot=start.slot):
-            config, imports = await self._configure(start)
+        with traced("prepare worker", job=start.job, worker=start.worker, slot=start.slot) as span:
+            config, imports = await self._configure(start, environment_of(span))
         if config.gang:  # what its script imports may depend on its place
             return config
         return await self._templates.choose(config, imports)
 
-    async def _configure(self, start: StartWorker) -> tuple[WorkerConfig, Imports]:
+    async def _configure(self, start: StartWorker, trace: Mapping[str, str]) -> tuple[WorkerConfig, Imports]:
         context = self._context
         entry = await context.jobs.get(start.job)
         if entry is None:
@@ -98,6 +100,8 @@ class HostWorkers:
         variables = {
             "TORCHINDUCTOR_CACHE_DIR": str(package / ".torchinductor"),  # shared by the job's workers, and goes with it
             **data,
+            **trace,
+            **script_variables(spec.name, self._resource(start)),
             **spec.env,
             "RESILE_OUTPUT_DIR": str(context.folder.make_output(start.job)),
             **context.devices.environment(*(slots[number] for number in _visible_slots(start))),
@@ -119,6 +123,17 @@ class HostWorkers:
         )
         imports = Imports(spec.package, config.script, spec.script, config.directory, environment.folder, spec.env)
         return config, imports
+
+    def _resource(self, start: StartWorker) -> dict[str, str | int]:
+        """Return what tells a script's own telemetry from that of others."""
+        instance = f"{start.job}-{start.worker}"
+        return {
+            "service.namespace": "resile",
+            "service.instance.id": instance,
+            "resile.job": start.job,
+            "resile.worker": start.worker,
+            "resile.host": self._context.host,
+        }
 
     def on_message(self, job: str, message: FromWorker) -> None:
         """Post a worker's message."""

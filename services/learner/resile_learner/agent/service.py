@@ -164,6 +164,7 @@ class Agent:
 
     def _worker_context(self, devices: HostDevices) -> WorkerContext:
         return WorkerContext(
+            host=self._settings.host,
             folder=self._folder,
             storage=self._settings.storage,
             address=self._settings.address,

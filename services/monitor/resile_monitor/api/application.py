@@ -10,7 +10,7 @@ from opentelemetry.trace import Span, SpanKind
 from resile_shared.errors import UsageError
 from resile_shared.http.server import listening
 from resile_shared.readiness import Readiness
-from resile_shared.telemetry.traces import continued, fail
+from resile_shared.telemetry.traces import continued, fail, of_caller
 
 from .access import GUARDED, guarded
 from .datasets import DatasetViews
@@ -59,7 +59,7 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
         if job := request.match_info.get("job"):
             attributes["job"] = job
         name = f"{request.method} {route}"
-        with continued(name, request.headers, attributes, kind=SpanKind.SERVER) as span:
+        with continued(name, of_caller(request.headers), attributes, kind=SpanKind.SERVER) as span:
             response = await handler(request)
             _note_status(span, response)
             return response

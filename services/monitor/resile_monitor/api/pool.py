@@ -88,6 +88,8 @@ class Pool:
     """Seconds in which the source of a dataset must answer a request."""
     admission: Credentials | None = None
     """Bus credentials for agents of other machines; None: no machine may join."""
+    trace_url: str = ""
+    """Where a collector shows a trace, with ``{trace}`` for its id; empty: nowhere."""
     has_caught_up: bool = False
     """Whether the projection holds all that was stored when the monitor started."""
     metrics: MonitorMetrics = field(default_factory=MonitorMetrics)

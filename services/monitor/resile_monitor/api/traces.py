@@ -2,10 +2,11 @@
 
 from aiohttp import web
 
-from resile_shared.http.api import ChangeList, Empty, NewAttack, TraceView
+from resile_shared.http.api import ChangeList, ChangeView, Empty, NewAttack, TraceView
 from resile_shared.telemetry.traces import add_to
 
 from ..changes import ATTACK, changes_of
+from ..trace_urls import url_of
 from .operations import Operation
 from .pool import Pool
 from .problems import ProblemError
@@ -22,7 +23,12 @@ class TraceViews:
     async def _changes(self, request: web.Request) -> web.Response:
         record = await self._pool.record(request.match_info["job"])
         history = await self._pool.traced_history(record)
-        return answer(ChangeList(changes=changes_of(record.job, record.spec.name, history, self._pool.traces)))
+        changes = changes_of(record.job, record.spec.name, history, self._pool.traces)
+        return answer(ChangeList(changes=tuple(map(self._linked, changes))))
+
+    def _linked(self, change: ChangeView) -> ChangeView:
+        url = url_of(change.trace, self._pool.trace_url)
+        return change.model_copy(update={"url": url}) if url else change
 
     @Operation("get", "/v1/traces/{trace}", "The steps of one change", TraceView)
     async def _trace(self, request: web.Request) -> web.Response:

@@ -101,6 +101,7 @@ function head({ job, name, change, problem, isThere }) {
     change && h("p", { class: "reason" }, [
       moment(change.time), change.seconds !== null && duration(change.seconds), change.kind !== "checkpoint" && `workers ${change.workers_before} → ${change.workers}`, `iteration ${change.iteration}`,
     ].filter(Boolean).join(" · ")),
+    change?.url && h("p", {}, h("a", { href: change.url, rel: "noreferrer" }, "The whole trace in the collector")),
     !change && isThere && h("p", { class: "empty" }, "This job's history has no such change."),
     problem && h("p", { class: "error" }, problem),
   ];

@@ -39,8 +39,11 @@ class Delivery:
     headers: dict[str, str]
 
 
-def delivery(webhook: Webhook, event: JobEvent, *, now: datetime) -> Delivery:
-    """Return the event as a signed CloudEvent. Its id is the same in every attempt."""
+def delivery(webhook: Webhook, event: JobEvent, *, now: datetime, trace_url: str | None = None) -> Delivery:
+    """Return the event as a signed CloudEvent. Its id is the same in every attempt.
+
+    ``trace_url`` is where a collector shows the trace of the event.
+    """
     kind = event.item.kind
     id_ = f"{event.job}-{event.item.number}"
     document = {
@@ -51,6 +54,7 @@ def delivery(webhook: Webhook, event: JobEvent, *, now: datetime) -> Delivery:
         "subject": event.job,
         "time": timestamp(event.item.time),
         "datacontenttype": "application/json",
+        **({"traceurl": trace_url} if trace_url else {}),
         "data": event.model_dump(mode="json"),
     }
     body = orjson.dumps(document)

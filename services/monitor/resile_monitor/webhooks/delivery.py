@@ -23,7 +23,8 @@ from resile_shared.errors import ResileError
 from resile_shared.messages.jobs import JobEvent
 from resile_shared.messages.webhooks import Webhook
 
-from .core import Pace, claimed, delivery, seconds_to_wait, settled
+from ..trace_urls import url_of
+from .core import Delivery, Pace, claimed, delivery, seconds_to_wait, settled
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +52,10 @@ class _Receiver:
 class Deliveries:
     """Delivers to all receivers, as far as no other monitor does."""
 
-    def __init__(self, bus: Bus, pace: Pace) -> None:
+    def __init__(self, bus: Bus, pace: Pace, *, trace_url: str = "") -> None:
+        """``trace_url`` is where a collector shows a trace: see `trace_urls`."""
         self._bus = bus
+        self._trace_url = trace_url
         self._bucket = bus.bucket(WEBHOOKS)
         self._pace = pace
         self._name = f"monitor-{secrets.token_hex(8)}"
@@ -123,7 +126,8 @@ class Deliveries:
         claim = claimed(webhook, by=self._name, now=now)
         revision = await self._bucket.update(claim.id, claim, revision=revision)
         receiver.store(claim, revision)
-        error = await _post(http, claim, event.message, now=now)
+        sent = delivery(claim, event.message, now=now, trace_url=url_of(event.trace, self._trace_url))
+        error = await _post(http, claim.url, sent)
         if error:
             logger.info("webhook %s: attempt %d failed: %s", claim.id, claim.attempts, error)
         assert event.sequence is not None
@@ -147,12 +151,11 @@ class Deliveries:
         return min(found, key=lambda event: event.sequence or 0, default=None)
 
 
-async def _post(http: aiohttp.ClientSession, webhook: Webhook, event: JobEvent, *, now: datetime) -> str:
+async def _post(http: aiohttp.ClientSession, url: str, sent: Delivery) -> str:
     """Send once; return what went wrong, nothing if the receiver accepted it. Redirects are not followed."""
-    sent = delivery(webhook, event, now=now)
     options: dict[str, Any] = {"data": sent.body, "headers": sent.headers, "allow_redirects": False}
     try:
-        async with http.post(webhook.url, **options) as answer:
+        async with http.post(url, **options) as answer:
             if 200 <= answer.status < 300:
                 return ""
             where = " (redirects are not followed)" if 300 <= answer.status < 400 else ""
