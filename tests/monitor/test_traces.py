@@ -248,9 +248,10 @@ async def test_a_monitor_keeps_what_services_send(monitors: Monitors, scene: Sce
             view = await monitor.get(f"/v1/traces/{trace}", TraceView)
     step = view.spans[0]
     assert (step.name, step.begin, step.parent, step.attributes["resile.attack"]) == (
-        *("attack", 0.5, sent.spans[0].id),
+        *("attack", 0.5, None),
         "kill worker job-1/3",
     )
+    assert step.links == (trace,)
     assert (await monitor.problem("POST", "/v1/traces/none/attacks", json=attack)).code == "unknown"
     early = {**attack, "begin": -1}
     assert (await monitor.problem("POST", f"/v1/traces/{trace}/attacks", json=early)).code == "invalid"

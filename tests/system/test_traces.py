@@ -65,9 +65,10 @@ def test_every_change_of_a_job_is_one_trace_without_orphans(tmp_path: Path, monk
             checkpoint = change(collector, "checkpoint", "copy state", "store parts", "write manifest", stored)
 
             attacked = pool.ask("chaos", "kill", "worker", job)
-            recovery = change(collector, "recover", "synchronize state", "iteration", allocated, "attack")
-            (attack,) = [span for span in recovery if span.name == "attack"]
+            recovery = change(collector, "recover", "synchronize state", "iteration", allocated)
+            (attack,) = change(collector, "attack")
             assert attack.attributes["attack"] == f"kill {attacked['target']}"
+            assert collector.traces[bytes.fromhex(str(attack.attributes["change"]))] == recovery
             assert attack.begin < min(span.begin for span in recovery if span.name == "recover")
             until(
                 lambda: shows_attack(pool, job, attacked["traces"][job], f'by the attack "kill {attacked["target"]}"')
@@ -94,6 +95,61 @@ def test_every_change_of_a_job_is_one_trace_without_orphans(tmp_path: Path, monk
                 assert pool.run("stop", each).status == 0
     names = {span.name for spans in collector.traces.values() for span in spans}
     assert not [name for name in names if re.search(r"(job|host)-\d|[0-9a-f]{16}", name)], "ids are attributes"
+    assert early(collector) == []
+    before = [span for spans in collector.traces.values() for span in spans if span.attributes.get("change")]
+    assert {"attack", "iteration"} <= {span.name for span in before} <= {"attack", "iteration", "exchange"}
+    for span in [span for span in before if span.name == "iteration"]:
+        of_change = collector.traces[bytes.fromhex(str(span.attributes["change"]))]
+        orders = [other for other in of_change if other.name == "form generation"]
+        assert span.begin < min(o.begin for o in orders if o.attributes["host"] == span.attributes["host"])
+
+
+CLOCK = """
+import os, sys, time
+if "host-2" in sys.argv or "BEHIND" in os.environ:
+    os.environ["BEHIND"] = "yes"
+    real, real_ns = time.time, time.time_ns
+    time.time, time.time_ns = lambda: real() - 2.0, lambda: real_ns() - 2 * 10**9
+"""
+
+
+@pytest.mark.long
+def test_no_span_begins_before_its_parent_though_the_clock_of_a_host_is_two_seconds_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    (tmp_path / "clock").mkdir()
+    (tmp_path / "clock" / "sitecustomize.py").write_text(CLOCK)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "clock"))
+    with collecting() as collector:
+        for name, value in collector.environment.items():
+            monkeypatch.setenv(name, value)
+        with pool_up(tmp_path / "home", "--hosts", 2, "--slots", 1, "--open-to-chaos") as pool:
+            job = pool.submit(script, "--name", "a", "--max-workers", 2, "--", *SLOWLY)
+            start = change(collector, "POST /v1/jobs", "form generation", "exchange")
+            until(lambda: hosts_with(start, "iteration") == {"host-1", "host-2"})
+            pool.ask("chaos", "kill", "worker", job)
+            change(collector, "recover", "iteration", "publish resile.job.{job}.allocation")
+            pool.becomes(job, lambda view: view["workers"] == 2)
+            assert pool.run("pause", job).status == 0
+            change(collector, "POST /v1/jobs/{job}/pause", "checkpoint", "worker is gone")
+    begun = {host: min(span.begin for span in start if span.attributes.get("host") == host) for host in HOSTS}
+    assert abs(begun["host-2"] - begun["host-1"]) < 1.5, "the clock is corrected, not each span alone"
+    assert early(collector) == []
+
+
+HOSTS = ("host-1", "host-2")
+
+
+def early(collector: Collector) -> list[tuple[str, str, float]]:
+    """The spans that begin before their parents: name, name of the parent, seconds."""
+    found = []
+    for spans in list(collector.traces.values()):
+        known = {span.id: span for span in list(spans)}
+        children = [(span, known[span.parent]) for span in list(spans) if span.parent in known]
+        found += [(span.name, parent.name, span.begin - parent.begin) for span, parent in children]
+    return [each for each in found if each[2] < 0]
 
 
 TRACE, CALLER = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"

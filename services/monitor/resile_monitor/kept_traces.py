@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from resile_shared.http.api import TraceSpan, TraceView
 from resile_shared.messages.spans import Span, Spans
+from resile_shared.telemetry.span_queue import CHANGE
 
 MAX_TRACES = 2000
 MAX_BYTES = 48 << 20
@@ -49,8 +50,9 @@ class Traces:
             self._num_bytes -= oldest.num_bytes
 
     def _add(self, service: str, span: Span) -> None:
-        trace = self._traces.setdefault(span.trace, Trace())
-        self._traces.move_to_end(span.trace)
+        name = str(span.attributes.get(CHANGE, span.trace))  # what came before a change is shown with it
+        trace = self._traces.setdefault(name, Trace())
+        self._traces.move_to_end(name)
         if span.id in trace.spans:
             return
         if len(trace.spans) >= MAX_SPANS:
@@ -68,7 +70,8 @@ class Traces:
     def first(self, name: str) -> Span | None:
         """Return the span that a trace began with; None if it is not kept."""
         trace = self._traces.get(name)
-        roots = [span for _, span in trace.spans.values() if span.parent not in trace.spans] if trace else []
+        of_change = [span for _, span in trace.spans.values() if CHANGE not in span.attributes] if trace else []
+        roots = [span for span in of_change if span.parent not in trace.spans] if trace else []
         return min(roots, key=lambda span: (span.parent is not None, span.begin), default=None)
 
     def checkpoints(self, job: str) -> Iterator[tuple[str, Span]]:

@@ -7,7 +7,7 @@ from opentelemetry.context import Context, get_current
 from opentelemetry.trace import Link, get_current_span
 
 from resile_shared.messages.allocations import Allocation
-from resile_shared.telemetry.traces import begin, in_span, resumed
+from resile_shared.telemetry.traces import begin, end, in_span, resumed
 
 
 class JobStarts:
@@ -41,4 +41,4 @@ class JobStarts:
             try:
                 yield
             finally:
-                span.end()
+                end(span)

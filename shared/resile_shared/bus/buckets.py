@@ -8,7 +8,7 @@ earlier leader is refused from then on, that of a new key too.
 
 import logging
 import secrets
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -80,13 +80,8 @@ class Change(Generic[M]):
     key: str
     value: M | None
     revision: int
-    traceparent: str = field(default="", compare=False)
-    """Trace context of the span in which it was written, for `telemetry.continued`; empty: none."""
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The headers that `telemetry.continued` takes."""
-        return {"traceparent": self.traceparent} if self.traceparent else {}
+    headers: Mapping[str, str] = field(default_factory=dict, compare=False)
+    """The context of the span in which it was written, for `telemetry.continued`; empty: none."""
 
 
 class Bucket(Generic[M]):
@@ -202,7 +197,9 @@ class Bucket(Generic[M]):
             if unreadable is not None:
                 unreadable.add(key)
             return ()
-        return (Change(key, value, revision, (message.headers or {}).get("traceparent", "")),)
+        found = message.headers or {}
+        context = {name: value for name, value in found.items() if name in ("traceparent", "tracestate")}
+        return (Change(key, value, revision, context),)
 
     def _read(self, key: str, body: bytes, revision: int) -> M:
         try:

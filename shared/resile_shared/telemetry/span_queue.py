@@ -26,6 +26,8 @@ MAX_WAITING = 4000
 SEND_SECONDS = 0.25
 ITERATION = "sampled iteration"
 """The name of spans that belong to no change."""
+CHANGE = "resile.change"
+"""The attribute of a span that came before a change: the id of the change's trace, where it is shown."""
 _PROGRESS = ".progress"
 
 

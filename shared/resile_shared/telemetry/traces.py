@@ -16,7 +16,7 @@ from opentelemetry import trace
 from opentelemetry.context import Context, attach, detach
 from opentelemetry.propagate import extract, inject
 from opentelemetry.sdk.trace import SpanProcessor, TracerProvider
-from opentelemetry.sdk.trace.sampling import Decision, ParentBased, Sampler, SamplingResult
+from opentelemetry.sdk.trace.sampling import Decision, Sampler, SamplingResult
 from opentelemetry.trace import Link, SpanKind, TraceState
 from opentelemetry.util.types import Attributes
 
@@ -24,9 +24,11 @@ from ..bus.subjects import COMMAND_PREFIX, template_of
 from ..messages.message import timestamp
 from .exporters import Signal, is_exported
 from .resource import resource_of
-from .span_queue import ITERATION, is_of_change
+from .span_queue import CHANGE, ITERATION, is_of_change
+from .span_times import KEY, SpanClock, begin_of, beginning, state_of
 
 _tracer = trace.get_tracer("resile")
+_clock = SpanClock()
 Value = str | int | float | bool
 
 
@@ -44,8 +46,13 @@ class _Changes(Sampler):
         trace_state: TraceState | None = None,
     ) -> SamplingResult:
         """Decide by the name of the first span."""
-        is_wanted = is_of_change(name) or (name == ITERATION and is_exported(Signal.TRACES))
-        return SamplingResult(Decision.RECORD_AND_SAMPLE if is_wanted else Decision.DROP, attributes)
+        parent = trace.get_current_span(parent_context).get_span_context()
+        if parent.is_valid:
+            is_wanted = parent.trace_flags.sampled
+        else:
+            is_wanted = is_of_change(name) or (name == ITERATION and is_exported(Signal.TRACES))
+        decision = Decision.RECORD_AND_SAMPLE if is_wanted else Decision.DROP
+        return SamplingResult(decision, attributes, state_of(parent))
 
     def get_description(self) -> str:
         """Return a name."""
@@ -58,7 +65,7 @@ def set_up_tracing(service: str, *, host: str = "", processors: Sequence[SpanPro
     ``host`` is that of the pool which the service belongs to, if it does.
     """
     provider = TracerProvider(
-        sampler=ParentBased(_Changes()),
+        sampler=_Changes(),
         resource=resource_of(service, host=host),
     )
     for processor in processors:
@@ -72,13 +79,41 @@ def attributes_of(attributes: Mapping[str, Value]) -> dict[str, Value]:
     return {name if "." in name else f"resile.{name}": value for name, value in attributes.items()}
 
 
+def _start(
+    name: str,
+    context: Context | None,
+    attributes: Mapping[str, Value],
+    *,
+    kind: SpanKind = SpanKind.INTERNAL,
+    begun: int | None = None,
+    links: Sequence[Link] = (),
+) -> trace.Span:
+    """Begin a span now, or at ``begun``, but not before its parent."""
+    parent = trace.get_current_span(context).get_span_context()
+    if parent.is_remote:
+        _clock.follow(parent)
+    begin = max(_clock.now() if begun is None else begun, begin_of(parent))
+    with beginning(begin):
+        found = attributes_of(attributes)
+        return _tracer.start_span(name, context, kind, found, links, begin)
+
+
+@contextmanager
+def _around(span: trace.Span) -> Iterator[trace.Span]:
+    """Put ``span`` around the block; an exception is recorded in it and goes on."""
+    try:
+        with trace.use_span(span):
+            yield span
+    finally:
+        end(span)
+
+
 @contextmanager
 def traced(
     name: str, attributes: Mapping[str, Value] | None = None, *, kind: SpanKind = SpanKind.INTERNAL, **own: Value
 ) -> Iterator[trace.Span]:
     """Put a span around the block; an exception is recorded in it and goes on."""
-    found = attributes_of({**(attributes or {}), **own})
-    with _tracer.start_as_current_span(name, attributes=found, kind=kind) as span:
+    with _around(_start(name, None, {**(attributes or {}), **own}, kind=kind)) as span:
         yield span
 
 
@@ -91,24 +126,33 @@ def begin(
     links: Sequence[Link] = (),
     **own: Value,
 ) -> trace.Span:
-    """Begin a span that is ended later, by its `end`; in ``context``, or else in the current one.
+    """Begin a span that is ended later, by `end`; in ``context``, or else in the current one.
 
-    ``begun``: in seconds since the epoch, if not now.
+    ``begun``: in seconds since the epoch by the clock of this machine, if not now.
     """
-    start = None if begun is None else round(begun * 1e9)
-    found = attributes_of({**(attributes or {}), **own})
-    return _tracer.start_span(name, context=context, attributes=found, start_time=start, links=links)
+    start = None if begun is None else _clock.at(begun)
+    return _start(name, context, {**(attributes or {}), **own}, begun=start, links=links)
 
 
-def add_to(trace_id: str, parent: str, name: str, *, begin: float, seconds: float, **own: Value) -> None:
-    """Add a span below ``parent`` to a trace that another process began; both ids are hexadecimal.
+def end(span: trace.Span, *, ended: float | None = None) -> None:
+    """End a span; ``ended``: in seconds since the epoch by the clock of this machine, if not now."""
+    at = _clock.now() if ended is None else _clock.at(ended)
+    span.end(max(at, begin_of(span.get_span_context())))
 
-    ``begin``: in seconds since the epoch.
+
+def began(context: Context) -> float:
+    """When the span of ``context`` began, in seconds since the epoch by the clock of this machine; 0: not known."""
+    begin = begin_of(trace.get_current_span(context).get_span_context())
+    return (begin - _clock.at(0)) / 1e9 if begin else 0.0
+
+
+def before(context: Context) -> tuple[tuple[Link, ...], dict[str, Value]]:
+    """Return the link and the attribute of a span that came before the change of ``context``, and led to it or not.
+
+    It cannot hang below what began after it, so it is a trace of its own.
     """
-    context = context_of({"traceparent": f"00-{trace_id}-{parent}-01"})
-    start = round(begin * 1e9)
-    span = _tracer.start_span(name, context=context, attributes=attributes_of(own), start_time=start)
-    span.end(start + round(seconds * 1e9))
+    cause = trace.get_current_span(context).get_span_context()
+    return (Link(cause),), {CHANGE: trace.format_trace_id(cause.trace_id)}
 
 
 def in_span(span: trace.Span) -> Context:
@@ -169,8 +213,7 @@ def continued(
     kind: SpanKind = SpanKind.INTERNAL,
 ) -> Iterator[trace.Span]:
     """Put a span around what a message or a request leads to, as a child of what sent it."""
-    found = attributes_of(attributes or {})
-    with _tracer.start_as_current_span(name, context=extract(headers or {}), attributes=found, kind=kind) as span:
+    with _around(_start(name, extract(headers or {}), attributes or {}, kind=kind)) as span:
         yield span
 
 
@@ -182,7 +225,9 @@ def of_caller(headers: Mapping[str, str]) -> dict[str, str]:
     named = {name.lower(): value for name, value in headers.items() if name.lower() in ("traceparent", "tracestate")}
     if (parent := named.get("traceparent", "")).endswith("-00"):
         named["traceparent"] = f"{parent[:-2]}01"
-    return named
+    entries = [entry.strip() for entry in named.pop("tracestate", "").split(",")]
+    others = [entry for entry in entries if entry and not entry.startswith(f"{KEY}=")]  # ours sets the clock
+    return named | ({"tracestate": ",".join(others)} if others else {})
 
 
 def environment_of(span: trace.Span) -> dict[str, str]:

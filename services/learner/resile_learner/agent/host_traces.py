@@ -7,6 +7,7 @@ checkpoint, which belongs to the trace of the pause that asked for it, if one di
 begins a trace of its own.
 """
 
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -16,7 +17,18 @@ from opentelemetry.trace import Link, Span, get_current_span
 
 from resile_shared.messages.allocations import Allocation
 from resile_shared.telemetry.span_queue import ITERATION
-from resile_shared.telemetry.traces import Value, attributes_of, begin, fail, in_span, resumed, traced
+from resile_shared.telemetry.traces import (
+    Value,
+    attributes_of,
+    before,
+    began,
+    begin,
+    end,
+    fail,
+    in_span,
+    resumed,
+    traced,
+)
 
 from ..messages import (
     ChangeTraced,
@@ -30,7 +42,6 @@ from ..messages import (
     Ready,
     Switched,
     WorkerListening,
-    WorkerSpan,
 )
 from ..processes.runner import Key
 from .events import (
@@ -47,6 +58,7 @@ from .events import (
     WorkerExited,
 )
 
+MAX_STEPS = 8
 _ABOUT_AN_ALLOCATION = (WorkerListening, Ready, Joined, Switched, Left)
 
 
@@ -63,6 +75,8 @@ class HostTraces:
     def __init__(self, host: str) -> None:
         self._host = host
         self._contexts: dict[str, Context] = {}
+        self._steps: defaultdict[str, deque[Context]] = defaultdict(lambda: deque(maxlen=MAX_STEPS))
+        """For each job, the newest allocations and orders, which its workers' spans hang under."""
         self._starting: dict[Key, tuple[Context, Span]] = {}
         self._templates: dict[Key, int] = {}
         """The template of each worker that is being started."""
@@ -87,13 +101,14 @@ class HostTraces:
                 fail(span, event.exit.kind, event.exit.describe(f"worker {event.worker}"))
             if isinstance(event, Allocation) and commands:
                 self._contexts[event.job] = get_current()
+                self._steps[event.job].append(get_current())
             self._begin_spans(commands)
             yield
 
     def close(self) -> None:
         """End all spans: the agent ends, and what belongs to them is exported or not known."""
         for _, span in self._starting.values():
-            span.end()
+            end(span)
         for job in list(self._forming):
             self._formed(job)
 
@@ -202,6 +217,7 @@ class HostTraces:
             self._formed(job)
             span = begin("form generation", job=job, generation=generation, host=self._host)
             self._forming[job] = _Forming(generation, span)
+            self._steps[job].append(in_span(span))
 
     def _end_spans(self, event: Event) -> None:
         """End the spans that ``event`` completes."""
@@ -249,38 +265,54 @@ class HostTraces:
                 cause = get_current_span(change).get_span_context()
                 links = (Link(cause),) if cause.is_valid else ()
                 for span in traced_change.spans:
-                    self._end(begin(ITERATION, Context(), span.attributes, begun=span.begin / 1e6, links=links), span)
+                    sampled = begin(ITERATION, Context(), span.attributes, begun=span.begin / 1e6, links=links)
+                    end(sampled, ended=span.end / 1e6)
 
     def _add(self, job: str, traced_change: ChangeTraced, context: Context) -> Context:
-        """Add the spans of a worker to the trace of ``context``; return the context of the first of them."""
-        made: list[Context] = []
+        """Add the spans of a worker to the trace of ``context``; return the context of the first of them.
+
+        An iteration that began before the change is linked instead, with what belongs to it.
+        """
+        made: list[tuple[Context, dict[str, Value]]] = []
         own: dict[str, Value] = {"job": job, "worker": traced_change.worker, "host": self._host}
         for span in traced_change.spans:
-            is_known = span.parent is not None and span.parent < len(made)
-            parent = made[span.parent] if span.parent is not None and is_known else context
-            found = begin(span.name, parent, {**span.attributes, **own}, begun=span.begin / 1e6)
-            self._end(found, span)
-            made.append(in_span(found))
-        return made[0] if made else context
+            begun, links = span.begin / 1e6, tuple[Link, ...]()
+            if span.parent is not None and span.parent < len(made):
+                parent, linked = made[span.parent]
+            else:
+                parent, linked = self._parent(job, begun, context), {}
+                if span.name == "iteration" and begun < began(parent):
+                    links, linked = before(parent)
+                    parent = Context()
+            found = begin(span.name, parent, {**span.attributes, **own, **linked}, begun=begun, links=links)
+            end(found, ended=span.end / 1e6)
+            made.append((in_span(found), linked))
+        return made[0][0] if made else context
 
-    def _end(self, made: Span, span: WorkerSpan) -> None:
-        made.end(span.end * 1000)
+    def _parent(self, job: str, begun: float, context: Context) -> Context:
+        """Return what a worker's span hangs under: the newest order or allocation in the trace that is not later."""
+        steps = [step for step in self._steps.get(job, ()) if _trace(step) == _trace(context) and began(step) <= begun]
+        return steps[-1] if steps else context
 
     def _end_start(self, key: Key) -> Context | None:
         """End the span of a worker's start; return the trace that it belongs to."""
         context, span = self._starting.pop(key, (None, None))
         self._templates.pop(key, None)
         if span is not None:
-            span.end()
+            end(span)
         return context
 
     def _forget(self, job: str) -> None:
         self._formed(job)
-        for kept in (self._contexts, self._forming, self._pauses, self._checkpoints, self._suspicions):
+        for kept in (self._contexts, self._steps, self._forming, self._pauses, self._checkpoints, self._suspicions):
             kept.pop(job, None)
 
     def _formed(self, job: str) -> None:
         forming = self._forming.get(job)
         if forming and forming.is_open:
-            forming.span.end()
+            end(forming.span)
             forming.is_open = False
+
+
+def _trace(context: Context) -> int:
+    return get_current_span(context).get_span_context().trace_id

@@ -27,13 +27,15 @@ from .pool import Pool
 from .problems import Handler, ProblemError, problems
 from .requests import MAX_BODY_BYTES
 from .sessions import Sessions
-from .traces import TraceViews
+from .traces import ATTACKS, TraceViews
 from .usage import Slots, Usage
 from .webhooks import Webhooks
 
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 3.0
+_UNTRACED = ("", ATTACKS)
+"""Routes of requests that change nothing of the pool: none, and what is added to a trace."""
 PARTS = (
     *(Jobs, Hosts, Policy, Tenants, Usage, Slots, Packages),
     *(Downloads, Events, Logs, Models, DatasetViews, Webhooks, TraceViews),
@@ -52,9 +54,9 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
     @web.middleware
     async def traced(request: web.Request, handler: Handler) -> web.StreamResponse:
         resource = request.match_info.route.resource
-        if request.method not in ("POST", "PUT", "DELETE") or resource is None:
+        route = resource.canonical if resource is not None else ""
+        if request.method not in ("POST", "PUT", "DELETE") or route in _UNTRACED:
             return await handler(request)
-        route = resource.canonical
         attributes = {"http.request.method": request.method, "http.route": route, "url.path": request.path}
         if job := request.match_info.get("job"):
             attributes["job"] = job

@@ -1,9 +1,10 @@
 """Handlers for the changes of jobs, the steps of each, and the attacks that are known to have caused them."""
 
 from aiohttp import web
+from opentelemetry.context import Context
 
 from resile_shared.http.api import ChangeList, ChangeView, Empty, NewAttack, TraceView
-from resile_shared.telemetry.traces import add_to
+from resile_shared.telemetry.traces import before, begin, context_of, end
 
 from ..changes import ATTACK, changes_of
 from ..trace_urls import url_of
@@ -11,6 +12,8 @@ from .operations import Operation
 from .pool import Pool
 from .problems import ProblemError
 from .requests import answer, read_body
+
+ATTACKS = "/v1/traces/{trace}/attacks"
 
 
 class TraceViews:
@@ -40,7 +43,7 @@ class TraceViews:
 
     @Operation(
         "post",
-        "/v1/traces/{trace}/attacks",
+        ATTACKS,
         "Add an attack to the change it caused",
         Empty,
         body=NewAttack,
@@ -52,7 +55,10 @@ class TraceViews:
         first = self._pool.traces.first(name)
         if first is None:
             raise _not_kept(name)
-        add_to(name, first.id, ATTACK, begin=body.begin, seconds=body.seconds, job=body.job, attack=body.attack)
+        links, change = before(context_of({"traceparent": f"00-{name}-{first.id}-01"}))
+        about = {"job": body.job, "attack": body.attack}
+        span = begin(ATTACK, Context(), {**change, **about}, begun=body.begin, links=links)
+        end(span, ended=body.begin + body.seconds)
         return answer(Empty())
 
 
