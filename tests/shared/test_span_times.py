@@ -10,7 +10,7 @@ from opentelemetry.trace import SpanContext, TraceFlags, TraceState
 
 from resile_shared.telemetry import traces
 from resile_shared.telemetry.span_times import MAX_BEHIND_SECONDS, SpanClock, begin_of, beginning, state_of
-from resile_shared.telemetry.traces import begin, began, context_of, end, in_span, of_caller, set_up_tracing
+from resile_shared.telemetry.traces import began, begin, context_of, end, in_span, of_caller, set_up_tracing
 
 
 def remote(begin: float, *others: tuple[str, str]) -> SpanContext:
