@@ -2,10 +2,10 @@
 
 import random
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
-from resile_monitor.history.steps import FINEST_MS, NUM_INTERVALS, Steps, interval_ms
+from resile_monitor.history.steps import FINEST_MS, NUM_INTERVALS, Steps, interval_ms, interval_of
 from resile_shared.messages.slot_history import MAX_STEPS
 
 CHANGES = st.lists(st.tuples(st.integers(0, 100_000), st.integers(0, 9)), max_size=300)
@@ -25,14 +25,17 @@ def at(steps: Steps, time: int) -> int:
     return held[-1] if held else 0
 
 
-@given(CHANGES)
-def test_thinning_twice_is_thinning_once(changes: list[tuple[int, int]]) -> None:
-    once, twice = steps_of(changes), steps_of(changes)
-    newest = once.newest + 50_000
+@given(CHANGES, st.integers(0, 10_000_000))
+@example([(0, 1), (1, 0), (15535, 1)], 50_000)
+@example([(0, 1), (200, 2), (1, 1), (200_000, 1)], 0)
+def test_what_is_shown_does_not_depend_on_how_often_it_was_thinned(changes: list[tuple[int, int]], later: int) -> None:
+    never, once, twice = (steps_of(changes) for _ in range(3))
+    newest = never.newest + later
     twice.thin(twice.newest)
     for steps in (once, twice):
-        steps.thin(newest)
-    assert once == twice
+        steps.thin(newest - later // 2)
+    for steps in (once, twice):
+        assert steps.since(0, newest, finest=FINEST_MS) == never.since(0, newest, finest=FINEST_MS)
 
 
 @given(CHANGES, st.integers(0, 30_000_000))
@@ -41,10 +44,8 @@ def test_what_held_at_the_end_of_each_interval_is_kept(changes: list[tuple[int, 
     newest = steps.newest + age
     shown = steps.since(0, newest, finest=FINEST_MS)
     for time in shown.times:
-        interval = interval_ms(newest - time)
-        end = time // interval * interval + interval - 1
-        if interval_ms(newest - end) == interval:
-            assert at(shown, end) == at(steps, end)
+        begin, interval = interval_of(time, newest)
+        assert at(shown, begin + interval - 1) == at(steps, begin + interval - 1)
     assert shown.last == steps.last
 
 

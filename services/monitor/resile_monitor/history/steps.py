@@ -1,9 +1,9 @@
 """A number over time as steps, thinned to a bounded size: newer values are at a finer resolution.
 
 Time is cut into intervals whose lengths are powers of two in milliseconds, longer for older values, and only the last
-value of each interval is kept. Longer intervals consist of shorter ones, so it makes no difference how often steps are
-thinned, and series that are thinned at the same time have values at the same times: the jobs of a pool never hold more
-slots together than the pool had.
+value of each interval is kept. Longer intervals consist of shorter ones, so it makes no difference to what is shown how
+often steps are thinned, and series that are thinned at the same time have values at the same times: the jobs of a pool
+never hold more slots together than the pool had.
 """
 
 from bisect import bisect_right
@@ -20,6 +20,16 @@ NUM_INTERVALS = 256
 def interval_ms(age: int, *, finest: int = FINEST_MS) -> int:
     """Return the length of an interval of this age; ``finest`` is a power of two. All in milliseconds."""
     return max(finest, 1 << (max(0, age) // NUM_INTERVALS).bit_length())
+
+
+def interval_of(time: int, newest: int, *, finest: int = FINEST_MS) -> tuple[int, int]:
+    """Return the begin and the length of the interval that ``time`` is in, which depends on the age of its end."""
+    length = interval_ms(newest - time, finest=finest)
+    while True:
+        begin = time // length * length
+        if interval_ms(newest - (begin + length - 1), finest=finest) >= length:
+            return begin, length
+        length //= 2
 
 
 @dataclass
@@ -56,8 +66,7 @@ class Steps:
         """Keep the last value of each interval, with ages relative to ``newest``, and at most `MAX_STEPS` values."""
         newest_of: dict[tuple[int, int], tuple[int, int]] = {}
         for time, value in zip(self.times, self.values, strict=True):
-            interval = interval_ms(newest - time, finest=finest)
-            newest_of[interval, time // interval] = time, value
+            newest_of[interval_of(time, newest, finest=finest)] = time, value
         befores = [0, *(value for _, value in newest_of.values())]
         kept = [step for before, step in zip(befores, newest_of.values(), strict=False) if step[1] != before]
         self.times = [time for time, _ in kept[-MAX_STEPS:]]
@@ -70,8 +79,7 @@ class Steps:
         shown.thin(newest, finest=finest)
         found = Steps([begin], [0])
         for time, value in zip(shown.times, shown.values, strict=True):
-            interval = interval_ms(newest - time, finest=finest)
-            found.add(time // interval * interval, value)
+            found.add(interval_of(time, newest, finest=finest)[0], value)
         return found
 
     def area(self, end: int) -> int:
