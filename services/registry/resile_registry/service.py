@@ -41,7 +41,7 @@ from resile_shared.messages.message import timestamp
 from resile_shared.pool_settings import store_pool_settings
 from resile_shared.service import ServiceContext
 from resile_shared.telemetry.metrics import gauge, histogram, total
-from resile_shared.telemetry.traces import fail, resumed, traced
+from resile_shared.telemetry.traces import Value, fail, resumed, traced
 
 from .core import (
     Announcement,
@@ -253,9 +253,24 @@ def _traced(event: Event, commands: Sequence[Command]) -> Iterator[None]:
     """Put a span around what a decision leads to; the loss of a host has its own name."""
     lost = [c.event for c in commands if isinstance(c, Publish) and isinstance(c.event, HostLost)]
     if not lost:
-        with traced(f"decide upon {type(event).__name__}"):
+        with traced(_name_of(event, commands), _about(commands)):
             yield
         return
     with traced("host lost", host=lost[0].host) as span:
         fail(span, "host lost", "; ".join(f"{each.host}: {each.reason}" for each in lost))
         yield
+
+
+def _name_of(event: Event, commands: Sequence[Command]) -> str:
+    """Return the name of a decision: by the message that it is upon, or by what time leads to."""
+    if not isinstance(event, Tick | HeartbeatReceived):
+        return f"decide upon {type(event).__name__}"
+    announced = [_WHAT[type(command.event)] for command in commands if isinstance(command, Publish)]
+    if announced:
+        return f"host {announced[0]}"
+    return "remove hosts" if any(isinstance(command, RemoveHost) for command in commands) else "update hosts"
+
+
+def _about(commands: Sequence[Command]) -> dict[str, Value]:
+    hosts = list(dict.fromkeys(_host_of(command) for command in commands if not isinstance(command, Reply)))
+    return {"host" if len(hosts) == 1 else "hosts": ",".join(hosts)} if hosts else {}

@@ -48,6 +48,7 @@ from resile_shared.messages.usage import RemovedUsage
 from resile_shared.telemetry.traces import resumed, traced
 
 from .core.state.pool import number_of
+from .decision_spans import of_jobs
 from .job_starts import JobStarts
 from .lease import Lease
 
@@ -79,6 +80,12 @@ class Batch:
     """Whether the ends of jobs that are not stored yet are stored now."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     context: Context = field(default_factory=get_current)
+
+    @property
+    def jobs(self) -> list[str]:
+        """The jobs that it changes, each once."""
+        stored, written = [record.job for record, _ in self.records], [each.job for each in self.allocations]
+        return list(dict.fromkeys([*stored, *written]))
 
 
 @dataclass(frozen=True)
@@ -195,7 +202,7 @@ class Executor:
         while True:
             batch = await self._batches.get()
             await self._lease.confirm()
-            with resumed(batch.context), traced("carry out"):
+            with resumed(batch.context), traced("carry out", of_jobs(batch.jobs)):
                 await self._execute(batch)
             batch.done.set()
 

@@ -16,8 +16,8 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import AbstractContextManager, aclosing, nullcontext
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager, nullcontext
 from itertools import count
 
 from nats.aio.msg import Msg
@@ -51,12 +51,12 @@ from resile_shared.messages.commands import (
 from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.pool import PoolSettings
-from resile_shared.messages.reports import Progress, Report, Switched
+from resile_shared.messages.reports import Report, Switched
 from resile_shared.pool_settings import load_pool_settings
 from resile_shared.recent_events import InternalError
 from resile_shared.service import ServiceContext
 from resile_shared.telemetry.metrics import gauge
-from resile_shared.telemetry.traces import Value, carries_trace, continued, fail, is_recorded, resumed, traced
+from resile_shared.telemetry.traces import carries_trace, continued, is_recorded, resumed, traced
 
 from .core.core import Scheduler
 from .core.events import (
@@ -88,6 +88,7 @@ from .core.events import (
 )
 from .core.restart import RestartableScheduler
 from .core.retention import Limits
+from .decision_spans import about, is_timed, mark_failures, name_of
 from .executor import Batch, Executor
 from .lease import Lease
 from .metrics import SchedulerMetrics
@@ -321,14 +322,13 @@ class _Service:
 
     def _handle(self, event: Event) -> Batch | None:
         """Pass an event to the core, and its commands to the executor."""
-        with nullcontext() if _is_repeated(event) else _traced(event):
+        with nullcontext() if is_timed(event) else traced(name_of(event), about(event)):
             now, begun = self._clock.now(), time.perf_counter()
             commands = self._core.handle(event, now=now)
             self._metrics.on_handled(event, commands, seconds=time.perf_counter() - begun, now=now)
             if not commands:
                 return None
-            with nullcontext() if is_recorded() else resumed(Context()), _decision(event):
-                _mark_failures(commands)
+            with _outcome(event, commands):
                 batch = self._batch(commands)
                 self._executor.put(batch)
                 for command in commands:
@@ -379,38 +379,13 @@ async def _fail(error: Exception) -> None:
     raise error
 
 
-def _is_repeated(event: Event) -> bool:
-    """Whether it comes again and again, and has a span only if commands follow."""
-    return isinstance(event, Heartbeat | Tick) or (isinstance(event, Report) and isinstance(event.content, Progress))
-
-
-def _decision(event: Event) -> AbstractContextManager[object]:
-    """Return the span of a decision about a repeated event; other events have theirs already."""
-    return _traced(event) if _is_repeated(event) else nullcontext()
-
-
-def _traced(event: Event) -> AbstractContextManager[object]:
-    return traced(f"decide upon {_name_of(event)}", _about(event))
-
-
-def _mark_failures(commands: Sequence[Command]) -> None:
-    """Give the current span the status of an error if a job has failed."""
-    for command in commands:
-        if isinstance(command, StoreJob) and any(item.kind == "failed" for item in command.items):
-            fail(get_current_span(), "job failed", f"{command.record.job}: {command.record.reason}")
-
-
-def _about(event: Event) -> dict[str, Value]:
-    """Return the job and the host that an event is about."""
-    request = event.request if isinstance(event, JobChangeRequested) else event
-    job = getattr(request, "job_id", "") or getattr(request, "job", "")
-    host = getattr(request, "host", "")
-    return {name: value for name, value in (("job", job), ("host", host)) if value}
-
-
-def _name_of(event: Event) -> str:
-    if isinstance(event, Report):
-        return f"report: {event.content.kind.replace('_', ' ')}"
-    if isinstance(event, JobChangeRequested):
-        return type(event.request).__name__
-    return type(event).__name__
+@contextmanager
+def _outcome(event: Event, commands: Sequence[Command]) -> Iterator[None]:
+    """Put a span around what follows from a timed event, in a trace of its own if it has none; mark what fails."""
+    is_first = not is_recorded()
+    with (
+        resumed(Context()) if is_first else nullcontext(),
+        traced(name_of(event, commands), about(event, commands)) if is_timed(event) else nullcontext(),
+    ):
+        mark_failures(get_current_span(), commands, is_first=is_first)
+        yield

@@ -1,0 +1,89 @@
+"""The spans of decisions. A decision upon a message is named by it; one upon the time, by what it comes to."""
+
+from collections.abc import Sequence
+
+from opentelemetry.trace import Span
+
+from resile_shared.messages.hosts import Heartbeat
+from resile_shared.messages.reports import Progress, Report
+from resile_shared.telemetry.traces import Value, fail
+
+from .core.events import (
+    Command,
+    Event,
+    JobChangeRequested,
+    ProbeExpired,
+    ProbeHost,
+    RemoveJob,
+    StoreJob,
+    Tick,
+    WriteAllocation,
+)
+
+
+def is_timed(event: Event) -> bool:
+    """Whether time alone leads to it, or what comes again and again: it has a span only if commands follow."""
+    is_progress = isinstance(event, Report) and isinstance(event.content, Progress)
+    return isinstance(event, Heartbeat | Tick | ProbeExpired) or is_progress
+
+
+def name_of(event: Event, commands: Sequence[Command] = ()) -> str:
+    """Return the name of the span of a decision; ``commands`` are needed for a timed one."""
+    if is_timed(event):
+        return _outcome(commands)
+    if isinstance(event, Report):
+        return f"decide upon report: {event.content.kind.replace('_', ' ')}"
+    request = event.request if isinstance(event, JobChangeRequested) else event
+    return f"decide upon {type(request).__name__}"
+
+
+def about(event: Event, commands: Sequence[Command] = ()) -> dict[str, Value]:
+    """Return the job and the host that a decision is about."""
+    request = event.request if isinstance(event, JobChangeRequested) else event
+    job = getattr(request, "job_id", "") or getattr(request, "job", "")
+    host = getattr(request, "host", "")
+    jobs = [job] if job else jobs_of(commands)
+    return {**of_jobs(jobs), **({"host": host} if host else {})}
+
+
+def of_jobs(jobs: Sequence[str]) -> dict[str, Value]:
+    """Return the attribute that names one job, or the one that names several."""
+    return {"job" if len(jobs) == 1 else "jobs": ",".join(jobs)} if jobs else {}
+
+
+def jobs_of(commands: Sequence[Command]) -> list[str]:
+    """Return the jobs that commands change, each once."""
+    stored = [command.record.job for command in commands if isinstance(command, StoreJob)]
+    written = [command.allocation.job for command in commands if isinstance(command, WriteAllocation)]
+    return list(dict.fromkeys([*stored, *written]))
+
+
+def mark_failures(span: Span, commands: Sequence[Command], *, is_first: bool) -> None:
+    """Give ``span`` the status of an error if a job has failed, or if it begins the trace of a loss."""
+    for command in commands:
+        if isinstance(command, StoreJob) and any(item.kind == "failed" for item in command.items):
+            fail(span, "job failed", f"{command.record.job}: {command.record.reason}")
+        elif is_first and isinstance(command, StoreJob):
+            for loss in [item.loss for item in command.items if item.loss]:
+                fail(span, "host lost" if loss.host else "worker lost", f"{command.record.job}: {loss.reason}")
+
+
+def _outcome(commands: Sequence[Command]) -> str:
+    """Return what commands come to; of several, what matters most to a reader."""
+    stored = [command for command in commands if isinstance(command, StoreJob)]
+    if any(item.kind == "failed" for command in stored for item in command.items):
+        return "job failed"
+    if any(item.loss for command in stored for item in command.items):
+        return "worker lost"
+    for kind, name in _OUTCOMES.items():
+        if any(isinstance(command, kind) for command in commands):
+            return name
+    return "instruct hosts"
+
+
+_OUTCOMES: dict[type, str] = {
+    WriteAllocation: "resize jobs",
+    RemoveJob: "remove jobs",
+    ProbeHost: "probe host",
+    StoreJob: "update jobs",
+}
