@@ -66,6 +66,9 @@ MAX_CONCURRENT = 32
 
 _HEARTBEAT = type_of(Heartbeat)
 _WHAT = {HostJoined: "joined", HostDraining: "draining", HostLost: "lost", HostLeft: "left"}
+REMOVAL, UPDATE = "remove hosts", "update hosts"
+TIMED_NAMES = (*(f"host {what}" for what in _WHAT.values()), REMOVAL, UPDATE)
+"""The names of the spans of decisions upon the time."""
 
 
 async def run(context: ServiceContext[RegistrySettings]) -> None:
@@ -268,7 +271,7 @@ def _name_of(event: Event, commands: Sequence[Command]) -> str:
     announced = [_WHAT[type(command.event)] for command in commands if isinstance(command, Publish)]
     if announced:
         return f"host {announced[0]}"
-    return "remove hosts" if any(isinstance(command, RemoveHost) for command in commands) else "update hosts"
+    return REMOVAL if any(isinstance(command, RemoveHost) for command in commands) else UPDATE
 
 
 def _about(commands: Sequence[Command]) -> dict[str, Value]:

@@ -20,6 +20,15 @@ from .core.events import (
     WriteAllocation,
 )
 
+JOB_FAILED, WORKER_LOST, OTHER = "job failed", "worker lost", "instruct hosts"
+OUTCOMES: dict[type, str] = {
+    WriteAllocation: "resize jobs",
+    RemoveJob: "remove jobs",
+    ProbeHost: "probe host",
+    StoreJob: "update jobs",
+}
+"""What commands come to if no job has failed or lost a worker, by their kind; the first that is there counts."""
+
 
 def is_timed(event: Event) -> bool:
     """Whether time alone leads to it, or what comes again and again: it has a span only if commands follow."""
@@ -62,28 +71,17 @@ def mark_failures(span: Span, commands: Sequence[Command], *, is_first: bool) ->
     """Give ``span`` the status of an error if a job has failed, or if it begins the trace of a loss."""
     for command in commands:
         if isinstance(command, StoreJob) and any(item.kind == "failed" for item in command.items):
-            fail(span, "job failed", f"{command.record.job}: {command.record.reason}")
+            fail(span, JOB_FAILED, f"{command.record.job}: {command.record.reason}")
         elif is_first and isinstance(command, StoreJob):
             for loss in [item.loss for item in command.items if item.loss]:
-                fail(span, "host lost" if loss.host else "worker lost", f"{command.record.job}: {loss.reason}")
+                fail(span, "host lost" if loss.host else WORKER_LOST, f"{command.record.job}: {loss.reason}")
 
 
 def _outcome(commands: Sequence[Command]) -> str:
     """Return what commands come to; of several, what matters most to a reader."""
     stored = [command for command in commands if isinstance(command, StoreJob)]
     if any(item.kind == "failed" for command in stored for item in command.items):
-        return "job failed"
+        return JOB_FAILED
     if any(item.loss for command in stored for item in command.items):
-        return "worker lost"
-    for kind, name in _OUTCOMES.items():
-        if any(isinstance(command, kind) for command in commands):
-            return name
-    return "instruct hosts"
-
-
-_OUTCOMES: dict[type, str] = {
-    WriteAllocation: "resize jobs",
-    RemoveJob: "remove jobs",
-    ProbeHost: "probe host",
-    StoreJob: "update jobs",
-}
+        return WORKER_LOST
+    return next((name for kind, name in OUTCOMES.items() if any(isinstance(each, kind) for each in commands)), OTHER)

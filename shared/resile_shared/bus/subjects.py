@@ -145,7 +145,7 @@ def parse(subject: str) -> Subject:
     """Parse a subject. Raises InvalidSubject."""
     root, *tokens = subject.split(".")
     well_formed = root == "resile" and 1 <= len(tokens) <= 3 and all(_TOKEN.fullmatch(token) for token in tokens)
-    if not well_formed or tokens[0] not in _NUM_TOKENS or len(tokens) != _NUM_TOKENS[tokens[0]]:
+    if not well_formed or tokens[0] not in FAMILIES or len(tokens) != FAMILIES[tokens[0]]:
         raise InvalidSubject(subject, "a subject of Resile")
     return Subject(tokens[0], *tokens[1:]) if len(tokens) > 1 else Subject(tokens[0], "")
 
@@ -176,7 +176,7 @@ def template_of(subject: str) -> Template:
     return Template(".".join((root, family, f"{{{_ENTITIES[family]}}}", *rest)), {_ENTITIES[family]: name})
 
 
-_NUM_TOKENS = {
+FAMILIES = {
     "host": 3,
     "heartbeat": 2,
     "instruction": 2,
@@ -190,6 +190,7 @@ _NUM_TOKENS = {
     "query": 3,
     "deadletter": 1,
 }
+"""The first token of each subject, with the number of all that follow ``resile``."""
 
 
 def _build(*tokens: str) -> str:

@@ -34,7 +34,7 @@ from .webhooks import Webhooks
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 3.0
-_UNTRACED = ("", ATTACKS)
+UNTRACED = ("", ATTACKS)
 """Routes of requests that change nothing of the pool: none, and what is added to a trace."""
 PARTS = (
     *(Jobs, Hosts, Policy, Tenants, Usage, Slots, Packages),
@@ -55,7 +55,7 @@ def application(pool: Pool, *, token: str | None) -> web.Application:
     async def traced(request: web.Request, handler: Handler) -> web.StreamResponse:
         resource = request.match_info.route.resource
         route = resource.canonical if resource is not None else ""
-        if request.method not in ("POST", "PUT", "DELETE") or route in _UNTRACED:
+        if request.method not in ("POST", "PUT", "DELETE") or route in UNTRACED:
             return await handler(request)
         attributes = {"http.request.method": request.method, "http.route": route, "url.path": request.path}
         if job := request.match_info.get("job"):
