@@ -3,6 +3,7 @@
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import get_args, get_type_hints
 
@@ -47,7 +48,7 @@ def decisions() -> Iterator[str]:
     changes = get_args(get_type_hints(scheduler.JobChangeRequested)["request"])
     named = {event.__name__ for event in (*get_args(scheduler.Event), *get_args(registry.Event), *changes)}
     yield from (f"decide upon {event}" for event in named - NAMED_OTHERWISE)
-    yield from (f"decide upon report: {kind.replace('_', ' ')}" for kind in FACTS)
+    yield from (f"decide upon report: {kind.replace('_', ' ')}" for kind in (*FACTS, "peer_suspected"))
     yield from (JOB_FAILED, WORKER_LOST, OTHER, *OUTCOMES.values(), *REGISTRY_NAMES)
 
 
@@ -60,6 +61,7 @@ def messages() -> Iterator[str]:
     yield "VERB _INBOX"
 
 
+@cache
 def names() -> list[str]:
     return sorted({ITERATION, ATTACK, *literals(), *requests(), *decisions(), *messages()})
 

@@ -24,6 +24,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 DELAY = "OTEL_BSP_SCHEDULE_DELAY"
 _NANOSECONDS = 1e9
+_ERROR = 2  # Status.STATUS_CODE_ERROR
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Span:
     service: str = ""
     resource: dict[str, str | int] = field(default_factory=dict)
     """The attributes of what made the span; those of Resile without their prefix."""
+    error: str = ""
+    """Why it has failed, in words; empty: it has not."""
 
 
 @dataclass
@@ -80,7 +83,8 @@ class Collector:
             for scope in resource.scope_spans:
                 for span in scope.spans:
                     begin, end = span.start_time_unix_nano / _NANOSECONDS, span.end_time_unix_nano / _NANOSECONDS
-                    ids = span.span_id, span.parent_span_id, service, about
+                    error = (span.status.message or "failed") if span.status.code == _ERROR else ""
+                    ids = span.span_id, span.parent_span_id, service, about, error
                     self.traces[span.trace_id].append(Span(span.name, begin, end, _values(span.attributes), *ids))
 
     def orphans(self) -> list[Span]:
