@@ -195,6 +195,17 @@ def test_losses_are_repeated_once_in_a_while_and_their_end_is_said(caplog: pytes
     assert watch.num_lost == 11
 
 
+def test_an_exporter_that_raises_has_failed(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Unsteady):
+        def export(self, batch: object) -> SpanExportResult:
+            raise ValueError("a span that cannot be encoded")
+
+    watch = ExportWatch("traces", "http://there")
+    assert WatchedExporter(Broken(), watch).export(["span"]) is None
+    (line,) = lines(caplog)
+    assert "lost=1: ValueError: a span that cannot be encoded; training goes on" in line
+
+
 def test_spans_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     with silence() as url:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)

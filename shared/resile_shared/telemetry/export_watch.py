@@ -127,11 +127,15 @@ class WatchedExporter:
         return self._watch.is_failing
 
     def export(self, batch: Any) -> Any:
-        """Send a batch of spans or of lines, or the metrics of a moment; return what the exporter does."""
+        """Send a batch of spans or of lines, or the metrics of a moment; return what the exporter does, if anything."""
         num = len(batch) if isinstance(batch, Sequence) else 1
         self._watch.begun(num)
         with _libraries.caught() as said:
-            result = self.inner.export(batch)
+            try:
+                result = self.inner.export(batch)
+            except Exception as error:
+                self._watch.failed(num, f"{type(error).__name__}: {error}"[:_MAX_REASON])
+                return None
         if result.name == "SUCCESS":
             self._watch.succeeded()
         else:
