@@ -54,12 +54,19 @@ class Package:
         more = f" and {num_more} more" if num_more > 0 else ""
         return (
             f"not sent: {', '.join(self.left_out[:MAX_NAMED])}{more}: jobs get data with --data, secrets with --env, "
-            "packages with --with; name in .resileignore what they do not need, and after a ! what they do"
+            "packages with --with; a line in .resileignore leaves a file out, and one that begins with ! sends it"
         )
 
 
 def pack(path: Path) -> Package:
     """Pack the script or the folder at ``path``. Raises UsageError if it is too large, or has no script."""
+    try:
+        return _pack(path)
+    except RecursionError as error:
+        raise UsageError(f"{path} has folders nested too deeply: move the code to a folder of its own") from error
+
+
+def _pack(path: Path) -> Package:
     if path.is_dir():
         folder = path.resolve()
         if kind := crowded_place(folder):
@@ -116,7 +123,7 @@ def crowded_place(folder: Path) -> str:
     home = Path.home().resolve()
     if folder in (home, *home.parents, Path(tempfile.gettempdir()).resolve()):
         return "a home, system or temporary folder"
-    return "a home of Resile" if is_home(folder) else ""
+    return "in a home of Resile" if any(map(is_home, (folder, *folder.parents))) else ""
 
 
 class _Folder:

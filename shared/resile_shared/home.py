@@ -10,6 +10,7 @@ from .errors import ResileError, UsageError
 
 HOME_FORMAT = 1
 _FORMAT = "format"
+_OF_HOMES = (_FORMAT, "lock", "token", "pool.json", "storage-url", "bus", "hosts", "health")
 
 
 def open_home(path: Path) -> Path:
@@ -28,11 +29,8 @@ def open_home(path: Path) -> Path:
 
 
 def is_home(folder: Path) -> bool:
-    """Whether ``folder`` is a home of this or another version."""
-    try:
-        return (folder / _FORMAT).read_bytes()[:20].strip().isdigit()
-    except OSError:
-        return False
+    """Whether ``folder`` is a home, by what only homes hold together: also one that was copied in part."""
+    return sum(os.path.exists(folder / name) for name in _OF_HOMES) >= 2
 
 
 @contextmanager

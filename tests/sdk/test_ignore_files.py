@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from resile.ignore_files import GitIgnored
 
 NAMES = ("a", "b", "c.txt", "d.py", "a b", "!x", "#y", "ab", "é")
-WILDCARDS = ("*", "?", "**", "*.txt", "[ab]", "[!a]", "a*", "\\a", "\\!x", "\\#y", "a\\ b", "*.p?")
+WILDCARDS = (
+    *("*", "?", "**", "*.txt", "[ab]", "[!a]", "a*", "\\a", "\\!x", "\\#y", "a\\ b", "*.p?"),
+    *("[[:alpha:]]", "[[:alpha:]]*.txt", "[^[:lower:]]", "[\\]a]", "[a-", "[]a]", "[!-~]", "[b-a]", "***", "a\\"),
+)
 
 names = st.sampled_from(NAMES)
 paths = st.lists(names, min_size=1, max_size=4).map("/".join)
@@ -62,7 +65,7 @@ def write(folder: Path, name: str, text: str = "") -> None:
 
 
 @given(st.lists(paths, min_size=1, max_size=12), st.lists(ignore_files, min_size=1, max_size=3))
-@settings(max_examples=150)
+@settings(max_examples=int(os.environ.get("FUZZ", "150")))
 @example(["a/b/c.txt", "a/c.txt", "b"], [("", "*\n!*/\n!c.txt")])
 @example(["a/c.txt", "b/c.txt"], [("", "*.txt\n!a/")])
 @example(["a/b/c.txt", "b/c.txt"], [("", "b\n"), ("a", "!b\n")])
@@ -77,6 +80,27 @@ def test_what_git_keeps_is_kept(files: list[str], ignoring: list[tuple[str, str]
         assert kept(folder) == kept_by_git(folder)
 
 
+def test_no_pattern_takes_long(tmp_path: Path) -> None:
+    patterns = ("*a" * 12 + "b", "a*" * 20 + "b", "[a-z]*" * 12 + "!", "**/" * 12 + "q", "**/*/" * 12 + "q")
+    (tmp_path / ".gitignore").write_text("\n".join(patterns))
+    for number in range(50):
+        write(tmp_path, f"{'a' * 200}{number}")
+    assert len(kept(tmp_path)) == 51
+
+
+def test_a_worktree_has_the_exclusions_of_its_repository(tmp_path: Path) -> None:
+    main = tmp_path / "main"
+    main.mkdir()
+    git(main, "init", "--quiet")
+    (main / ".git" / "info" / "exclude").write_text("private\n")
+    identity = ("-c", "user.name=x", "-c", "user.email=x@x")
+    git(main, *identity, "commit", "--quiet", "--allow-empty", "-m", "first")
+    git(main, "worktree", "add", "--quiet", str(tmp_path / "tree"))
+    write(tmp_path / "tree", "private")
+    write(tmp_path / "tree", "public")
+    assert kept(tmp_path / "tree") - {".git"} == {"public"}
+
+
 @pytest.mark.parametrize("text", ["\ufeffa\n", "a\r\nb\r\n", "a\x0cb\n", "a\n[\n\\\n!\n/\nb", "a  \nb\\ \n"])
 def test_lines_end_where_git_ends_them(tmp_path: Path, text: str) -> None:
     git(tmp_path, "init", "--quiet")
@@ -88,12 +112,12 @@ def test_lines_end_where_git_ends_them(tmp_path: Path, text: str) -> None:
 
 def test_a_script_folder_heeds_the_gitignore_of_the_repository_above_it_and_its_own_exclusions(tmp_path: Path) -> None:
     git(tmp_path, "init", "--quiet")
-    (tmp_path / ".gitignore").write_text("*.log\n/scratch/\n")
+    (tmp_path / ".gitignore").write_text("*.log\n/scratch/\nsecond\n")
     (tmp_path / ".git" / "info" / "exclude").write_text("notes\n")
-    for name in ("src/a.log", "src/notes", "src/a.py", "scratch/a.log", "scratch/a.py"):
+    for name in ("src/a.log", "src/notes", "src/a.py", "scratch/second", "scratch/a.py"):
         write(tmp_path, name)
     assert kept(tmp_path / "src") == {"a.py"}
-    assert kept(tmp_path / "scratch") == {"a.log", "a.py"}, "what is in an ignored folder was asked for"
+    assert kept(tmp_path / "scratch") == {"a.py"}, "an ignored folder was asked for, and not what else is ignored"
 
 
 def test_without_a_repository_the_gitignore_of_the_folder_counts(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import io
 import os
 import shutil
+import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator
@@ -182,13 +183,16 @@ def test_what_resileignore_names_is_not_sent(folder: Path, *, is_script: bool) -
 
 
 SECRETS = (
-    *("key.pem", "SERVER.KEY", "id_rsa", "id_ed25519.old", "id_deploy", "prod.env", "kubeconfig", "x.tfstate.backup"),
-    *("credentials", "aws_credentials.csv", "Credentials.JSON", "client_secret_7.json", "service-account-prod.json"),
-    *("token", "hf_token.txt", "api-key.txt", "secrets.toml", "passwords.yml", "htpasswd"),
+    *("key.pem", "SERVER.KEY", "id_rsa", "id_ed25519.old", "prod.env", "kubeconfig", "x.tfstate.backup", "creds.json"),
+    *("credentials", "aws_credentials.csv", "Credentials.JSON", "client_secret_7.apps.x.json", "openai_key.txt"),
+    *("token", "hf_token.txt~", "api-keys.txt", "#secrets.toml#", "passwords.yml", "htpasswd", "kaggle.json", "netrc"),
+    *("rootkey.csv", "user_accessKeys.csv", "token.pickle", "terraform.tfvars.json", "x.keytab", "bash_history"),
+    "service-account-prod.json",
 )
 HARMLESS = (
-    *("id_rsa.pub", "id_map.json", "tokens.json", "tokenizer.json", "special_tokens_map.json", "next_token_loss.json"),
-    *("credentials.py", "secrets.md", "monkey.json", "keys.json", "environment.yml", "vocab.json", "passwd_test.py"),
+    *("id_rsa.pub", "id_map.json", "id_00001", "tokens.txt", "tokenizer.json", "special_tokens_map.json", "cls_token"),
+    *("credentials.py", "secret_santa.csv", "monkey.json", "keys.json", "environment.yml", "vocab.json"),
+    *("password_strength.csv", "passwd_test.py", "primary_key.csv", "history.json", "next_token.yaml"),
 )
 
 
@@ -205,6 +209,19 @@ def test_what_usually_holds_a_secret_is_left_out_and_named_unless_asked_for(fold
     assert not any(Path(name).name in SECRETS or "database" in name for name in package.files)
     (folder / ".resileignore").write_text("!key.pem\n!.env\n")
     assert {"key.pem", ".env"} <= set(pack(folder / "train.py" if is_script else folder).files)
+    (folder / ".resileignore").write_text("!*\n!*.*\n")
+    assert set(SECRETS).isdisjoint(pack(folder / "train.py" if is_script else folder).files), (
+        "a glob asks for no secret"
+    )
+
+
+def test_data_in_a_package_of_secrets_is_left_out(folder: Path) -> None:
+    (folder / "secrets").mkdir()
+    for name in ("__init__.py", "vault.py", "prod.yaml"):
+        (folder / "secrets" / name).touch()
+    package = pack(folder / "train.py")
+    assert {"secrets/__init__.py", "secrets/vault.py"} <= set(package.files)
+    assert "secrets/prod.yaml (may be a secret)" in package.left_out
 
 
 def test_the_page_knows_the_same_names() -> None:
@@ -216,6 +233,10 @@ KEY_FILES = {
     "notes.txt": "so:\n-----BEGIN OPENSSH PRIVATE KEY-----\nabc",
     "cloud.json": '{"type": "x", "private_key": "abc"}',
     "aws": "[default]\nAWS_SECRET_ACCESS_KEY = abc",
+    "shell.sh": "export AWS_SECRET_ACCESS_KEY=abc",
+    "cloud.yaml": "aws_secret_access_key: abc",
+    "login.ipynb": '{"cells": [{"source": "login(\\"hf_' + "a" * 34 + '\\")"}]}',
+    "README.md": "-----BEGIN RSA PRIVATE KEY-----",
     "putty": "PuTTY-User-Key-File-3: ssh-ed25519",
 }
 
@@ -233,27 +254,41 @@ def test_a_file_with_a_key_in_it_is_left_out_whatever_its_name_is(folder: Path) 
 def test_a_link_does_not_carry_a_secret_out_under_another_name(
     folder: Path, tmp_path: Path, *, is_script: bool
 ) -> None:
-    (tmp_path / ".ssh").mkdir()
-    (tmp_path / ".ssh" / "deploy").touch()
-    (tmp_path / "server.key").touch()
-    (folder / ".settings").mkdir()
-    (folder / ".settings" / "database").touch()
-    for name, target in {
-        "settings": ".env",
-        "deploy": tmp_path / ".ssh" / "deploy",
-        "server": tmp_path / "server.key",
-        "folder": ".settings",
-    }.items():
-        (folder / name).symlink_to(target)
-    package = pack(folder / "train.py" if is_script else folder)
-    assert set(package.left_out) == {
-        *HIDDEN,
-        ".settings/ (hidden)",
-        "settings (link to what is hidden)",
-        "deploy (link to what is hidden)",
-        "server (link to what may be a secret)",
-        "folder/ (link to what is hidden)",
+    """Whatever it leads through: links, and folders."""
+    outside = tmp_path / "outside"
+    for name in ("vault", ".ssh/deploy", "server.key", "secrets/hf", "pool/token", "pool/lock", "pool/other"):
+        (outside / name).parent.mkdir(parents=True, exist_ok=True)
+        (outside / name).touch()
+    (folder / ".env").unlink()
+    (folder / ".env").symlink_to(outside / "vault")
+    (folder / "prod.pem").symlink_to(outside / "vault")
+    for name in (".settings/database", "ignored/x", "demo-out/x", "secrets/sub/x"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    (folder / ".gitignore").write_text("ignored/\n")
+    links = {
+        "a": (".env", "link to a hidden file"),
+        "b": ("prod.pem", "link to what may be a secret"),
+        "c": (outside / ".ssh" / "deploy", "link to a hidden file"),
+        "d": (outside / "server.key", "link to what may be a secret"),
+        "e/": (".settings", "link to a hidden file"),
+        "f": (outside / "secrets" / "hf", "link to what may be a secret"),
+        "g/": ("secrets/sub", "link to what may be a secret"),
+        "h": ("ignored/x", "link to what is ignored"),
+        "i/": ("ignored", "link to what is ignored"),
+        "j": ("demo-out/x", "link to what is ignored"),
+        "k": (outside / "pool" / "other", "link into a home of Resile"),
+        "l": ("/proc/self/environ", "link to no ordinary file"),
+        "m": ("a", "link to a hidden file"),
     }
+    for name, (target, _) in links.items():
+        (folder / name.rstrip("/")).symlink_to(target)
+    (folder / "good").symlink_to("model.py")
+    package = pack(folder / "train.py" if is_script else folder)
+    named = {left for left in package.left_out if "link" in left}
+    assert named == {f"{name} ({reason})" for name, (_, reason) in links.items()}
+    assert "good" in package.files
+    assert not {name.split("/")[0] for name in package.files} & {name.rstrip("/") for name in links}
 
 
 @pytest.mark.parametrize("is_script", [True, False])
@@ -266,13 +301,37 @@ def test_homes_beside_a_script_do_not_go_with_it(folder: Path, *, is_script: boo
     assert not any(name.startswith("pool/") for name in package.files)
 
 
-def test_a_script_in_a_home_of_resile_goes_alone(folder: Path) -> None:
+def test_a_home_without_its_mark_is_one(folder: Path) -> None:
+    pool = PoolHome(folder / "pool")
+    pool.announce("http://127.0.0.1:1", storage="file:///tmp/x")
+    pool.close()
+    (folder / "pool" / "format").unlink()
+    assert "pool/ (a home of Resile)" in pack(folder).left_out
+    (folder / "data" / "format").write_text("16")
+    assert "data/format" in pack(folder).files
+
+
+@pytest.mark.parametrize("below", [".", "src"])
+def test_a_script_in_a_home_of_resile_goes_alone(folder: Path, below: str) -> None:
     PoolHome(folder).close()
-    package = pack(folder / "train.py")
+    (folder / "src").mkdir()
+    place = (folder / below).resolve()
+    (place / "train.py").touch()
+    (place / "other.py").touch()
+    package = pack(place / "train.py")
     assert list(package.files) == ["train.py"]
-    assert package.left_out == (f"all files beside train.py ({folder} is a home of Resile)",)
-    with pytest.raises(UsageError, match="is a home of Resile and is not uploaded"):
-        pack(folder)
+    assert package.left_out == (f"all files beside train.py ({place} is in a home of Resile)",)
+    with pytest.raises(UsageError, match="is in a home of Resile and is not uploaded"):
+        pack(place)
+
+
+def test_folders_that_are_nested_too_deeply_are_refused(folder: Path) -> None:
+    subprocess.run(["mkdir", "-p", folder / "data" / "/".join(1200 * ["a"])], check=True)
+    try:
+        with pytest.raises(UsageError, match="nested too deeply"):
+            pack(folder)
+    finally:
+        subprocess.run(["rm", "-r", folder / "data"], check=True)  # Python cannot
 
 
 @pytest.mark.parametrize("is_script", [True, False])

@@ -81,7 +81,7 @@ def test_a_dry_run_lists_what_would_be_sent_and_sends_nothing(
     assert main(["submit", str(script), "--dry-run"]) == 0
     *files, total, not_sent = capsys.readouterr().out.splitlines()
     assert files == ["   15  train.py", "1,234  words.txt"]
-    assert total.startswith("2 files of 1,249 bytes would be uploaded, packed in ")
+    assert total.startswith("2 files with 1249 bytes would be uploaded as a package of ")
     assert total.endswith("; the script is train.py")
     assert not_sent == "not sent: server.key (may be a secret)"
     assert main(["submit", str(script), "--dry-run", "--json"]) == 0

@@ -189,12 +189,14 @@ def _contents(package: "Package") -> dict[str, object]:
 
 
 def _listing(package: "Package") -> list[str]:
+    from .tables import count
+
     sizes = [(f"{num_bytes:,}", name) for name, num_bytes in sorted(package.files.items())]
     width = max(len(size) for size, _ in sizes)
-    total = f"{len(sizes)} files of {sum(package.files.values()):,} bytes would be uploaded, packed in "
+    total = f"{count(len(sizes), 'file')} with {count(sum(package.files.values()), 'byte')} would be uploaded as "
     return [
         *(f"{size:>{width}}  {name}" for size, name in sizes),
-        f"{total}{len(package.content):,}; the script is {package.script}",
+        f"{total}a package of {len(package.content):,} bytes; the script is {package.script}",
         *(f"not sent: {each}" for each in package.left_out),
     ]
 

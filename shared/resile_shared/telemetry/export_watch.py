@@ -18,22 +18,32 @@ REMIND_SECONDS = 600.0
 _LIBRARIES = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")
 _MAX_REASON = 200
 _WORDS = (
-    (r"Connection refused|ECONNREFUSED", "connection refused: no collector listens there"),
+    (r"code: (?:404|405)\b", "it answers that there is no such path: check that of the endpoint"),
+    (r"code: 40[13]\b|UNAUTHENTICATED|PERMISSION_DENIED", "it refuses access: check OTEL_EXPORTER_OTLP_HEADERS"),
     (
-        r"http1\.x server|parsing HTTP/2|UNIMPLEMENTED|unexpected protocol|[Rr]eceived RST_STREAM",
+        r"code: (?:429|50[234])\b|RESOURCE_EXHAUSTED|Service Unavailable|Too Many Requests",
+        "it is overloaded or not ready",
+    ),
+    (r"code: (?P<code>[45]\d\d)\b", "it answers {code}: is it a collector of OTLP?"),
+    (r"Connection refused|ECONNREFUSED", "connection refused: no collector listens there"),
+    (r"UNIMPLEMENTED", "it does not take this kind of telemetry, or does not speak OTLP over gRPC"),
+    (
+        r"http1\.x server|parsing HTTP/2|unexpected protocol|RST_STREAM",
         "it does not speak OTLP over gRPC: is OTEL_EXPORTER_OTLP_PROTOCOL=http/protobuf, with its port, meant?",
     ),
     (
-        r"BadStatusLine|RemoteDisconnected|IncompleteRead|Connection reset|ProtocolError|Connection aborted",
-        "it does not speak HTTP, or broke the connection off: is OTEL_EXPORTER_OTLP_PROTOCOL=grpc meant?",
+        r"BadStatusLine|RemoteDisconnected|IncompleteRead|ProtocolError|Connection aborted",
+        "it does not speak HTTP, or closed the connection: is OTEL_EXPORTER_OTLP_PROTOCOL=grpc meant?",
     ),
-    (r"resol|Name or service not known|getaddrinfo|DNS", "its host name cannot be resolved"),
-    (r"No connection adapters|MissingSchema|Invalid URL", "the endpoint is no URL: begin it with http:// or https://"),
-    (r"SSL|certificate|TLS|handshake", "no secure connection: check its certificate, and http:// or https://"),
-    (r"code: (?P<code>404|405)|status: 404", "it answers {code}: check the path of the endpoint"),
-    (r"code: 40[13]|UNAUTHENTICATED|PERMISSION_DENIED", "it refuses access: check OTEL_EXPORTER_OTLP_HEADERS"),
-    (r"code: (?P<code>4\d\d|5\d\d)", "it answers {code}: is it a collector of OTLP?"),
-    (r"Service Unavailable|Too Many Requests|Bad Gateway|RESOURCE_EXHAUSTED", "it is overloaded"),
+    (r"NameResolutionError|Name or service not known|getaddrinfo|hostname lookup", "its host name cannot be resolved"),
+    (
+        r"No connection adapters|MissingSchema|Invalid URL",
+        "the endpoint is not a URL: begin it with http:// or https://",
+    ),
+    (
+        r"SSLError|CERTIFICATE_VERIFY|[Hh]andshake",
+        "no secure connection: check its certificate, and http:// or https://",
+    ),
     (r"unreachable|No route|UNAVAILABLE", "it cannot be reached"),
     (r"[Tt]imed? ?out|DEADLINE_EXCEEDED", "it does not answer in time"),  # last: the end of all attempts says timeout
 )
@@ -61,7 +71,8 @@ class ExportWatch:
         self._clock = clock
         self._lock = threading.Lock()
         self._failing_since: float | None = None
-        self._said_at = 0.0
+        self._said_at = float("-inf")
+        self._is_said = False
         self._num_waiting = 0
         self._lost_before = 0
 
@@ -91,24 +102,25 @@ class ExportWatch:
         """Note that a batch was taken."""
         with self._lock:
             since, self._failing_since = self._failing_since, None
+            was_said, self._is_said = self._is_said, False
             lost = self.num_lost - self._lost_before
-        if since is not None:
+        if since is not None and was_said:
             seconds = self._clock() - since
             logger.info(
                 "exporting %s again endpoint=%s lost=%d seconds=%.0f", self._signal, self._endpoint, lost, seconds
             )
 
     def failed(self, num: int, reason: str) -> None:
-        """Count a batch of ``num`` that was not taken."""
+        """Count a batch of ``num`` that was not taken; one that comes and goes is named once in a while, too."""
         with self._lock:
-            now, is_first = self._clock(), self._failing_since is None
-            if is_first:
+            now = self._clock()
+            if self._failing_since is None:
                 self._failing_since, self._lost_before = now, self.num_lost
             self.num_lost += num
             lost = self.num_lost - self._lost_before
-            if not is_first and now < self._said_at + REMIND_SECONDS:
+            if now < self._said_at + REMIND_SECONDS:
                 return
-            self._said_at = now
+            self._said_at, self._is_said = now, True
         logger.warning(
             "cannot export %s endpoint=%s lost=%d: %s; training goes on", self._signal, self._endpoint, lost, reason
         )
@@ -134,7 +146,7 @@ class WatchedExporter:
             try:
                 result = self.inner.export(batch)
             except Exception as error:
-                self._watch.failed(num, f"{type(error).__name__}: {error}"[:_MAX_REASON])
+                self._watch.failed(num, without_credentials(f"{type(error).__name__}: {error}")[:_MAX_REASON])
                 return None
         if result.name == "SUCCESS":
             self._watch.succeeded()
@@ -156,13 +168,14 @@ def reason_of(said: Sequence[str]) -> str:
     text = " ".join(said)
     for pattern, words in _WORDS:
         if found := re.search(pattern, text):
-            return words.format(code=found.groupdict().get("code") or "404")
-    return (said[-1].splitlines()[0] if said else "no reason was given")[:_MAX_REASON]
+            return words.format(**found.groupdict())
+    return without_credentials(said[-1].splitlines()[0] if said else "no reason was given")[:_MAX_REASON]
 
 
-def without_credentials(endpoint: str) -> str:
-    """Return an endpoint as logs may show it."""
-    return re.sub(r"//[^/@]*@", "//***@", endpoint)
+def without_credentials(text: str) -> str:
+    """Return a text with an endpoint as logs may show it: without its user, password and query."""
+    text = re.sub(r"//.*@", "//***@", text) if "//" in text else re.sub(r"^.*@", "***@", text)
+    return re.sub(r"\?\S*", "?***", text)
 
 
 class _LibraryLogs(logging.Handler):

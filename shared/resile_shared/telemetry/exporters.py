@@ -24,7 +24,8 @@ logger = logging.getLogger(__name__)
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 _HTTP, _GRPC = "http/protobuf", "grpc"
-_ROOM = int(os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE") or 2048)
+_chosen = os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
+_ROOM = int(_chosen) if _chosen.isascii() and _chosen.isdecimal() and int(_chosen) else 2048
 """So many spans wait to be exported."""
 
 
@@ -125,7 +126,7 @@ class _WatchedSpans(BatchSpanProcessor):
     """Counts the spans that are dropped because too many wait."""
 
     def __init__(self, exporter: WatchedExporter, watch: ExportWatch) -> None:
-        super().__init__(exporter, max_queue_size=_ROOM)  # type: ignore[arg-type]
+        super().__init__(exporter, max_queue_size=_ROOM, max_export_batch_size=min(512, _ROOM))  # type: ignore[arg-type]
         self._watch = watch
 
     def on_end(self, span: ReadableSpan) -> None:

@@ -17,6 +17,8 @@ KEY = "resile"
 MAX_BEHIND_SECONDS = 60.0
 _MAX_OTHERS = 31
 """A trace state has at most 32 entries."""
+_MAX_DIGITS = 16
+"""Of microseconds since the epoch: until the year 2286, and less than 64 bits in nanoseconds."""
 _beginning: ContextVar[int] = ContextVar("resile_span_begin")
 
 
@@ -24,7 +26,13 @@ class SpanClock:
     """The clock of this process, in nanoseconds since the epoch, which follows those that are ahead of it."""
 
     def __init__(self) -> None:
-        self._ahead = 0
+        self._added = 0
+        self._offset = _offset_ns()
+
+    @property
+    def _ahead(self) -> int:
+        """What is added; less if the clock of this machine was set forward since it was found to be behind."""
+        return max(0, self._added - max(0, _offset_ns() - self._offset))
 
     def now(self) -> int:
         """Return the time."""
@@ -38,13 +46,18 @@ class SpanClock:
         """Learn from a context of another process, which is never from the future."""
         behind = begin_of(parent) - self.now()
         if 0 < behind <= MAX_BEHIND_SECONDS * 1e9:
-            self._ahead += behind
+            self._added, self._offset = self._ahead + behind, _offset_ns()
 
 
 def begin_of(context: SpanContext) -> int:
     """Return when the span of ``context`` began, in nanoseconds; 0 if that is not known."""
     value = context.trace_state.get(KEY) or ""
-    return int(value) * 1000 if value.isascii() and value.isdecimal() and len(value) <= 17 else 0
+    return int(value) * 1000 if value.isascii() and value.isdecimal() and len(value) <= _MAX_DIGITS else 0
+
+
+def _offset_ns() -> int:
+    """What this machine's clock is ahead of one that nobody sets."""
+    return time.time_ns() - time.monotonic_ns()
 
 
 @contextmanager
