@@ -12,7 +12,7 @@ from resile_shared.messages.jobs import JobState
 from resile_shared.messages.reports import Evidence, PeerSuspected
 
 from .test_core import Bench, gone, result, worker
-from .test_recovery import member, named, switched
+from .test_recovery import member, named, running, switched
 
 
 def two_hosts(detection_seconds: float = 3.0) -> Bench:
@@ -320,3 +320,19 @@ def test_among_many_connected_accusations_nobody_else_could_continue(data: st.Da
     opposed = {number for pair in divided for number in pair if not kept.isdisjoint(set(pair) - {number})}
     assert kept.isdisjoint(opposed)
     assert kept | opposed >= everyone
+
+
+def test_a_new_scheduler_answers_the_loss_of_a_member_that_the_newest_generation_does_not_name() -> None:
+    """It was about to leave when the last scheduler ended: the others train with it still, and wait for a recovery."""
+    bench = running(2)
+    bench.submit(2)
+    assert named(bench) == [0]
+    bench.restart()
+    bench.beat(member(0), member(1))
+    [probe] = accuse(bench, 0, 1, "silence")
+    assert isinstance(probe, ProbeHost)
+    accuse(bench, 1, 0)
+    bench.beat(member(0), member(1))
+    bench.tell(ProbeExpired(probe.host, probe.incarnation, probe.beat))
+    assert bench.newest().is_recovery
+    assert named(bench) == [0]

@@ -52,7 +52,19 @@ def draw(seed: int) -> Plan:
         kinds=kinds,
         labels=labels,
     )
-    return _with_hidden_storage(_with_removals(_with_gangs(_with_sharing(plan))))
+    return _with_limited_files(_with_hidden_storage(_with_removals(_with_gangs(_with_sharing(plan)))))
+
+
+def _with_limited_files(plan: Plan) -> Plan:
+    """Let workers of some worlds be unable to follow a growth, for lack of files that they may open."""
+    rng = random.Random(f"{plan.seed} limited files")
+    if rng.random() < 0.85:
+        return plan
+    faults = [
+        _fault(rng, "limit files", min(at, plan.calm_at), rng.choice(("", "allocation", "worker starts")), (5.0, 30.0))
+        for at in _moments(rng, plan.jobs, rng.choice((1, 2, 4)))
+    ]
+    return replace(plan, faults=(*plan.faults, *faults))
 
 
 def _with_hidden_storage(plan: Plan) -> Plan:

@@ -65,6 +65,7 @@ class Faults:
             "full storage": lambda f: self._spoil_storage(f, is_full=True),
             "damaged storage": self._damage_storage,
             "hidden storage": self._hide_storage,
+            "limit files": self._limit_files,
             "step clock": self._step_clock,
             "lose messages": self._lose_messages,
             "refuse job": self._refuse_job,
@@ -116,6 +117,7 @@ class Faults:
         objects.failing = objects.ambiguous = objects.stale = 0.0
         objects.seconds, objects.is_full = storage.SECONDS, False
         objects.show()
+        world.workers.most_members.clear()
 
     def _scheduler(self, fault: Fault) -> Process:
         processes = [service.process for service in self._world.schedulers]
@@ -157,6 +159,13 @@ class Faults:
         if self._actor in workers:
             return self._actor
         return workers[fault.target % len(workers)] if workers else None
+
+    def _limit_files(self, fault: Fault) -> bool:
+        """A worker may open no more files than one to three workers need: it refuses to train with more."""
+        worker = self._worker(fault)
+        if worker is not None:
+            self._world.workers.most_members[worker] = 1 + fault.number % 3
+        return worker is not None
 
     def _freeze(self, processes: list[Process], fault: Fault) -> bool:
         for process in processes:

@@ -523,6 +523,13 @@ MUTANTS = (
         'elif silenced := "":',
     ),
     Mutant(
+        "new scheduler does not know members that were about to leave",
+        "a loss of one of them is not answered, and the others wait for ever",
+        f"{_CORE}.losses.recovery",
+        "or w.slot.name in slots",
+        "",
+    ),
+    Mutant(
         "scheduler does not recover",
         "members wait for ever for one that is gone",
         f"{_CORE}.losses.recovery",

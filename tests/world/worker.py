@@ -8,6 +8,7 @@ handshakes, checkpoints with their uploads, and the agent's end of a worker (`Wo
 import asyncio
 import functools
 import random
+import resource
 import signal
 import sys
 import types
@@ -83,6 +84,8 @@ class SimCluster:
         """The scripts that have begun, by job and worker, of gangs."""
         self.living: dict[int, SimWorker] = {}
         """The processes that have not ended, by process id."""
+        self.most_members: dict[Process, int] = {}
+        """The number of workers for which each process may open enough files, for those that have a limit."""
         self.next_pid = 1000
 
     def finished_in_gang(self, job: str) -> list[int]:
@@ -114,6 +117,8 @@ class SimCluster:
             (resile_learner.collectives.poller, "select", simulated_select(self.threads)),
             (links, "socket", simulated_socket(self.network)),
             (peers, "TcpTransport", DataTransport),
+            (peers, "resource", Replacing(resource, getrlimit=self._limit_of_files)),
+            (peers.PeerConnections, "_count_own_descriptors", lambda _, limit: peers.OTHER_DESCRIPTORS),
             (store, "ThreadPoolExecutor", InlineExecutor),
             (Snapshot.__init__, "__kwdefaults__", Snapshot.__init__.__kwdefaults__ | {"part_bytes": PART_BYTES}),
             (resile_learner.checkpoint.uploads, "save_model", _save_model),
@@ -128,6 +133,14 @@ class SimCluster:
                 self.threads, _exit_process, run_script=self._run_gang_script, set_variables=self._join_gang
             ),
         ]
+
+    def _limit_of_files(self, _: int) -> tuple[int, int]:
+        process = current_process()
+        most = self.most_members.get(process) if process is not None else None
+        if most is None:
+            return resource.RLIM_INFINITY, resource.RLIM_INFINITY
+        limit = peers.OTHER_DESCRIPTORS + most * (len(links.KINDS) + peers.LEASES_PER_NEIGHBOR)
+        return limit, limit
 
     def _run_in_gang(self, config: WorkerConfig, place: GangPlace, agent: SimSocket) -> None:
         gang.run_in_gang(config, place, gangs.BlockingSocket(self.threads, agent))  # type: ignore[arg-type]

@@ -253,7 +253,7 @@ class World:
         self.checks.check_missing(missing)
         gangs = {self.users.jobs[number]: each for number, each in enumerate(self.plan.jobs) if each.gang}
         lost = {job for job, each in gangs.items() if not each.restartable}
-        excused = self.users.stopped | self.users.unstored | missing | lost
+        excused = self.users.stopped | self.users.unstored | missing | lost | self._beyond_limits()
         kinds = {0, *self.plan.kinds}
         elastic = {n: job for n, job in self.users.jobs.items() if job not in gangs and job not in self.users.deleted}
         self.checks.check_end(self.users.jobs, scripts, excused)
@@ -275,6 +275,16 @@ class World:
     def _have_jobs_ended(self) -> bool:
         jobs = self.users.jobs
         return len(jobs) == len(self.plan.jobs) and self.checks.have_ended(jobs.values(), self.users.deleted)
+
+    def _beyond_limits(self) -> set[str]:
+        """The jobs whose least number of workers a worker may have been unable to follow, for lack of open files."""
+        limits = [1 + fault.number % 3 for fault in self.plan.faults if fault.kind == "limit files"]
+        most = min(limits, default=None)
+        return {
+            job
+            for number, job in self.users.jobs.items()
+            if most is not None and self.plan.jobs[number].min_workers > most
+        }
 
     def _what_it_waits_for(self, number: int) -> str:
         job = self.users.jobs.get(number)

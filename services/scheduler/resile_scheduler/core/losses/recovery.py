@@ -137,13 +137,16 @@ def _calls_for_recovery(job: Job) -> bool:
 
 
 def _lost(job: Job) -> list[Worker]:
-    """Return the failed workers of the active generation, and of those that may be active by now."""
+    """Return the failed workers of the active generation, and of those that may be active by now.
+
+    After a takeover, members that the newest generation does not name are known by their slots alone.
+    """
     failed = [worker for worker in job.workers.values() if worker.has_failed]
     if not failed:
         return []
-    members = job.generations.members
+    members, slots = job.generations.members, job.generations.unreconciled_slots
     named = job.generations.named
-    return [w for w in failed if w.number in members or (w.is_lost and w.number in named)]
+    return [w for w in failed if w.number in members or w.slot.name in slots or (w.is_lost and w.number in named)]
 
 
 def _loss(reason: str, lost: Sequence[Worker]) -> Loss:
