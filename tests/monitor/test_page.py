@@ -500,7 +500,7 @@ async def test_nobody_is_kept_out(monitors: Monitors, scene: Scene, scheme: Any)
 @needs_browser
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 async def test_a_change_is_shown_step_by_step(monitors: Monitors, scene: Scene, scheme: Any) -> None:
-    monitor = await monitors.start()
+    monitor = await monitors.start("--trace-url", "http://127.0.0.1:16686/trace/{trace}")
     set_up_tracing("test")
     with traced("cause") as cause:
         changed = items((0, "accepted", 0, ""), (1, "allocation", 2, "start"))
@@ -524,6 +524,8 @@ async def test_a_change_is_shown_step_by_step(monitors: Monitors, scene: Scene, 
         await expect(seen.page.locator(".step")).to_have_count(3)
         await seen.page.wait_for_function(IS_UNSCALED, arg=".waterfall svg")
         await seen.picture(f"change-{scheme}")
+        link = seen.page.locator("a:text-is('The whole trace in the collector')")
+        await expect(link).to_have_attribute("href", f"http://127.0.0.1:16686/trace/{trace}")
         await expect(seen.page.locator(".waterfall .legend li")).to_have_text(["learner"])
         await seen.waits_for(".step", "form generation")
         assert "Z" not in await seen.text(".summary"), "times are those of the clock here"
