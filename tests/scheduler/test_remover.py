@@ -11,6 +11,7 @@ from resile_scheduler.lease import LeadershipLost, Lease
 from resile_scheduler.remover import Remover
 from resile_shared.bus.subjects import JOBS, LEASE
 from resile_shared.messages.jobs import JobState
+from resile_shared.messages.reports import CheckpointSaved
 from resile_shared.storage.objects import ObjectStorage, StorageError
 from resile_testing.fixtures import Pool
 from resile_testing.waiting import until
@@ -119,3 +120,32 @@ async def test_a_job_is_removed_once_however_often_that_is_decided(
         assert [await removed.get(), await removed.get()] == ["job-1", "job-2"]
         running.cancel()
     assert storage.size("packages/1.tar.gz") == len(b"of a new job")
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+async def test_a_job_is_removed_once_its_storage_shows_the_checkpoint_that_it_has_stored(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, *, comes_back: bool
+) -> None:
+    """A folder that is not mounted is empty, and the lists of a store may be old: what they lack would stay."""
+    monkeypatch.setattr("resile_scheduler.remover.RETRY_SECONDS", 0.05)
+    bus = await pool.bus("scheduler")
+    lease = Lease(bus.bucket(LEASE), holder="first", seconds=60.0)
+    await lease.acquire()
+    storage = ObjectStorage(tmp_path.as_uri())
+    checkpoint = "jobs/job-1/checkpoints/lineage-2/000000000040-g7"
+    storage.create("jobs/job-1/checkpoints/lineage-2/000000000020-g7/manifest.json", b"an older one")
+    executor = Executor(bus, lease, on_refused=lambda job, reason: None)
+    await executor.read()
+    removed: asyncio.Queue[str] = asyncio.Queue()
+    remover = Remover(bus, lease, executor, storage.url, on_removed=removed.put_nowait)
+    remover.put(RemoveJob("job-1", "", checkpoint=CheckpointSaved(lineage=2, iteration=40, num_bytes=1)))
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(remover.run())
+        await until(lambda: "the checkpoint of iteration 40 is not there" in caplog.text)
+        assert removed.empty()
+        if comes_back:
+            for name in ("part-00000", "manifest.json"):
+                storage.create(f"{checkpoint}/{name}", b"content")
+        assert await removed.get() == "job-1", "also if somebody has removed it"
+        running.cancel()
+    assert not storage.sizes("jobs/job-1")

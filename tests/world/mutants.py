@@ -530,6 +530,13 @@ MUTANTS = (
         "",
     ),
     Mutant(
+        "remover believes a storage that does not show what is stored",
+        "checkpoints of a removed job stay for ever",
+        "resile_scheduler.remover",
+        "await self._check_shown(storage, command)",
+        "pass",
+    ),
+    Mutant(
         "scheduler does not recover",
         "members wait for ever for one that is gone",
         f"{_CORE}.losses.recovery",

@@ -6,7 +6,8 @@ the bus refuses to store that record, nothing is removed: the next scheduler wou
 
 import asyncio
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable
 
 from resile_shared.bus.client import Bus
 from resile_shared.bus.connection import StoreFailed
@@ -20,6 +21,10 @@ from .lease import Lease
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 60.0
+MAX_LOOKS = 5
+"""So often a storage is looked at that does not show a checkpoint which is known to be stored: its lists may be old, or
+what is mounted there may be something else. Then somebody else has removed it."""
+_MANIFEST = re.compile(r"/checkpoints/lineage-(\d+)/(\d+)-g\d+/manifest\.json$")
 
 
 class Remover:
@@ -37,6 +42,8 @@ class Remover:
         self._waiting: asyncio.Queue[RemoveJob] = asyncio.Queue()
         self._jobs: set[str] = set()
         """The jobs that wait, are being removed, or will be tried again."""
+        self._looks: dict[str, int] = {}
+        """How often the storage of each of them did not show what is stored."""
 
     def put(self, command: RemoveJob) -> None:
         """Add a job to the queue, unless its removal is under way.
@@ -61,6 +68,7 @@ class Remover:
             else:
                 logger.info("removed job=%s", command.job)
                 self._jobs.remove(command.job)
+                self._looks.pop(command.job, None)
                 self._on_removed(command.job)
 
     def _retry(self, command: RemoveJob, reason: str) -> None:
@@ -80,7 +88,31 @@ class Remover:
             self._storage = await asyncio.to_thread(ObjectStorage, url)
         storage = self._storage
         folder = f"jobs/{command.job}"
+        await self._check_shown(storage, command)
         await asyncio.to_thread(storage.delete_folder, f"{folder}/checkpoints/" if command.keeps_results else folder)
         if command.package:
             await self._lease.confirm()
             await asyncio.to_thread(storage.delete, [command.package])
+
+    async def _check_shown(self, storage: ObjectStorage, command: RemoveJob) -> None:
+        """Raise StorageError if the storage does not show the checkpoint that is known to be stored there."""
+        looks = self._looks.get(command.job, 0)
+        if command.checkpoint is None or looks >= MAX_LOOKS:
+            return
+        stored = (command.checkpoint.lineage, command.checkpoint.iteration)
+        shown = await asyncio.to_thread(storage.sizes, f"jobs/{command.job}/checkpoints/")
+        if any(checkpoint >= stored for checkpoint in _checkpoints(shown)):
+            self._looks[command.job] = MAX_LOOKS  # from now on there is less
+            return
+        self._looks[command.job] = looks + 1
+        raise StorageError(
+            f"list jobs/{command.job}",
+            f"the checkpoint of iteration {command.checkpoint.iteration} is not there",
+            "is what is mounted there the pool's storage?",
+        )
+
+
+def _checkpoints(keys: Iterable[str]) -> list[tuple[int, int]]:
+    """Return the lineage and the iteration of each checkpoint that is whole."""
+    found = filter(None, map(_MANIFEST.search, keys))
+    return [(int(match[1]), int(match[2])) for match in found]

@@ -21,7 +21,7 @@ from resile_shared.messages.commands import (
 from resile_shared.messages.hosts import Heartbeat, HostRecord
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec
 from resile_shared.messages.pool import PolicyRecord, TenantsRecord
-from resile_shared.messages.reports import Report
+from resile_shared.messages.reports import CheckpointSaved, Report
 from resile_shared.messages.usage import RemovedUsage
 
 from ..policies.demand import Policy
@@ -248,6 +248,8 @@ class RemoveJob:
     job: str
     package: str
     keeps_results: bool = False
+    checkpoint: CheckpointSaved | None = None
+    """The newest that was reported as stored: a storage that does not show it does not show all there is."""
 
 
 @dataclass(frozen=True)

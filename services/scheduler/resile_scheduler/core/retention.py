@@ -79,7 +79,12 @@ class Retention:
         used = {job.record.spec.package for job in self._pool.jobs.values() if not job.record.is_deleted}
         records = [self._pool.jobs[name].record for name in due]
         return [
-            RemoveJob(record.job, "" if record.spec.package in used else record.spec.package, record.keeps_results)
+            RemoveJob(
+                record.job,
+                "" if record.spec.package in used else record.spec.package,
+                record.keeps_results,
+                record.checkpoint,
+            )
             for record in records
         ]
 
