@@ -153,7 +153,7 @@ def test_a_collector_that_takes_nothing_is_named_once_with_the_reason(
         f"exporting traces endpoint={endpoint} protocol={protocol}",
         f"cannot export traces endpoint={endpoint} lost=1: {reason}; training goes on",
     ]
-    assert exports.num_lost() == {"traces": 1}
+    assert exports.num_lost() == {"traces": 1, "metrics": 0, "logs": 0}
 
 
 class Unsteady:

@@ -95,7 +95,11 @@ async def submit_on(page: Page, folder: Path, args: str) -> str:
     """Submit a folder on the page; return the id of the job, whose view is open then."""
     await page.click("nav a:text-is('Submit')")
     await page.set_input_files("#folder", folder)
-    await page.locator(".drop", has_text="1 file").locator("text=not sent, as hidden or generated: .hidden").wait_for()
+    await (
+        page.locator(".drop", has_text="1 file")
+        .locator("text=not sent, as hidden, generated or secret: .hidden")
+        .wait_for()
+    )
     await page.fill("#args", args)
     await page.fill("#max_workers", "6")
     await page.click("button:text-is('Submit')")

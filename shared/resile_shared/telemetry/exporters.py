@@ -97,8 +97,9 @@ class Exports:
             logging.getLogger().addHandler(LoggingHandler(logger_provider=self._logs))
 
     def num_lost(self) -> dict[str, float]:
-        """How many spans, log lines and readings of metrics were lost, by the kind of what is exported."""
-        return {signal.lower(): watch.num_lost for signal, watch in self._watches.items()}
+        """How many spans, log lines and readings of metrics were lost, by the kind; 0 for what is not exported."""
+        lost = {signal: watch.num_lost for signal, watch in self._watches.items()}
+        return {signal.lower(): lost.get(signal, 0) for signal in Signal}
 
     def abandon(self) -> None:
         """Wait no longer for a collector that takes nothing: a service that stops must not."""
