@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
+from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SpanExportResult
 
 from resile_shared.telemetry.export_watch import REMIND_SECONDS, ExportWatch, WatchedExporter, without_credentials
@@ -20,6 +21,13 @@ Place = Callable[[], AbstractContextManager[str]]
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name.startswith("resile")]
+
+
+def exporting() -> tuple[Exports, TracerProvider]:
+    exports = Exports("test")
+    exported = exports.spans()
+    assert exported is not None
+    return exports, set_up_tracing("test", processors=(exported,))
 
 
 @contextmanager
@@ -141,10 +149,7 @@ def test_a_collector_that_takes_nothing_is_named_once_with_the_reason(
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")
-        exports = Exports("test")
-        exported = exports.spans()
-        assert exported is not None
-        provider = set_up_tracing("test", processors=(exported,))
+        exports, provider = exporting()
         provider.get_tracer("test").start_span("work").end()
         provider.force_flush()
         provider.shutdown()
@@ -225,10 +230,7 @@ def test_spans_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) ->
     with silence() as url:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", url)
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
-        exports = Exports("test")
-        exported = exports.spans()
-        assert exported is not None
-        provider = set_up_tracing("test", processors=(exported,))
+        exports, provider = exporting()
         tracer = provider.get_tracer("test")
         for _ in range(5000):
             tracer.start_span("work").end()

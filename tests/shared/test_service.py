@@ -207,6 +207,20 @@ async def test_a_service_ends_though_its_collector_does_not_answer(pool: Pool, m
         assert b"the collector did not take the last telemetry" in err
 
 
+async def test_a_service_does_not_try_again_to_reach_a_collector_when_it_ends(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
+    monkeypatch.setenv("OTEL_LOGS_EXPORTER", "otlp")
+    monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "8")  # an attempt lasts longer than a service may take to end
+    async with service(pool.server.credentials("scheduler")) as started:
+        await started.logged("cannot export logs")
+        started.process.send_signal(signal.SIGTERM)
+        _, err = await started.process.communicate()
+    assert started.process.returncode == 0
+    assert b"the collector did not take the last telemetry" not in err
+
+
 async def test_a_collector_of_traces_gets_neither_metrics_nor_logs(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
     with collecting() as collector:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url)
