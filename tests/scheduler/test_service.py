@@ -507,6 +507,28 @@ async def test_an_accused_worker_whose_agent_is_silent_is_evicted_before_its_hos
         assert reasons[-1] == "host-2 does not answer"
 
 
+async def test_the_loss_of_a_host_is_one_trace_from_the_first_suspicion_to_the_registry(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the scheduler finds by asking the host, and the registry by missing its heartbeats."""
+    spans = KeptSpans(monkeypatch)
+    async with scheduler(house.pool):
+        first = await house.agent("host-1")
+        second = await house.agent("host-2")
+        await house.submit()
+        await until(lambda: house.watcher.workers() == 8)
+        await second.vanish()
+        with traced("worker suspected"):
+            await accuse(first, second)
+        await until(lambda: {span.name for span in spans.ended} >= {"host lost", "host changed"})
+    (suspected,) = [span for span in spans.ended if span.name == "worker suspected"]
+    failed = [span for span in spans.ended if span.status.status_code is trace.StatusCode.ERROR]
+    assert {span.context.trace_id for span in failed} == {suspected.context.trace_id}
+    assert {str((span.attributes or {})["error.type"]) for span in failed} == {"host lost"}
+    assert {span.name for span in failed} >= {"host lost"}
+    assert len(failed) == 2, "the scheduler's decision and the registry's"
+
+
 async def accuse(agent: FakeAgent, other: FakeAgent) -> None:
     """Let a worker of ``agent`` report that one of ``other`` did not take part."""
     (job, accuser), (_, suspect) = min(agent.workers), min(other.workers)

@@ -239,6 +239,26 @@ def test_spans_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) ->
     assert exports.num_lost()["traces"] == 5000
 
 
+def test_lines_that_find_no_room_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No library says so: its queue drops the oldest."""
+    monkeypatch.setenv("OTEL_BLRP_MAX_QUEUE_SIZE", "10")
+    with silence() as url:
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_LOGS_ENDPOINT", url)
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "1")
+        exports, before = Exports("test"), list(logging.getLogger().handlers)
+        exports.export_logs()
+        (handler,) = [each for each in logging.getLogger().handlers if each not in before]
+        try:
+            for number in range(500):
+                handler.handle(logging.LogRecord("test", logging.INFO, __file__, 1, f"line {number}", None, None))
+            assert exports.num_lost()["logs"] >= 470
+            exports.abandon()
+            exports.close_logs()
+        finally:
+            logging.getLogger().removeHandler(handler)
+    assert exports.num_lost()["logs"] >= 500, "the warning about them is a line, too"
+
+
 def test_what_is_not_exported_is_said(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     assert Exports("test").spans() is None

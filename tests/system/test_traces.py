@@ -3,15 +3,12 @@
 import re
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from resile_shared.policies import PolicyName
-from resile_testing.collector import Collector, Span, collecting, collecting_by_grpc
+from resile_testing.collector import Collector, Span, collecting
 from resile_testing.waiting import PATIENCE_SECONDS
-from tests.span_names import is_known
 
 from .conftest import TRAIN
 from .pools import UpPool, pool_up
@@ -89,7 +86,8 @@ def test_every_change_of_a_job_is_one_trace_without_orphans(tmp_path: Path, monk
             assert pool.run("resume", job).status == 0
             resume = change(collector, "POST /v1/jobs/{job}/resume", "load checkpoint", allocated)
 
-            for spans in (start, checkpoint, recovery, resize, pause, resume):
+            until(lambda: not orphans(recovery))  # the agents of several hosts begin it
+            for spans in (start, checkpoint, resize, pause, resume):
                 until(lambda spans=spans: not orphans(spans) and sum(not span.parent for span in spans) == 1)
             until(lambda: kinds(pool, job) >= {"start", "resize", "recovery", "pause", "checkpoint"})
             shown = pool.ask("trace", job, "2")["trace"]["spans"]
@@ -140,79 +138,6 @@ def test_no_span_begins_before_its_parent_though_the_clock_of_a_host_is_two_seco
     begun = {host: min(span.begin for span in start if span.attributes.get("host") == host) for host in HOSTS}
     assert abs(begun["host-2"] - begun["host-1"]) < 1.5, "the clock is corrected, not each span alone"
     assert early(collector) == []
-
-
-FAILING = "import resile.training\nraise ValueError('on purpose')\n"
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("collect", [collecting, collecting_by_grpc])
-def test_spans_have_documented_names_their_job_and_an_error_if_something_failed_and_only_then(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, collect: Callable[[], AbstractContextManager[Collector]]
-) -> None:
-    script, failing = tmp_path / "train.py", tmp_path / "failing" / "train.py"
-    script.write_text(TRAIN)
-    failing.parent.mkdir()
-    failing.write_text(FAILING)
-    (tmp_path / "data").mkdir()
-    (tmp_path / "data" / "file").touch()
-    with collect() as collector:
-        for name, value in collector.environment.items():
-            monkeypatch.setenv(name, value)
-        monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf" if collect is collecting else "grpc")
-        with pool_up(tmp_path / "home", "--hosts", 2, "--slots", 3, "--open-to-chaos") as pool:
-            succeed_in_every_command(pool, script, tmp_path / "data")
-            began_to_fail = time.time()
-            assert pool.run("priority", "job-99", 1).status == 2, "a refusal is no error of the pool"
-            failed = pool.submit(failing)
-            pool.becomes(failed, lambda view: view["state"] == "failed")
-            job = pool.submit(script, "--name", "attacked", "--", *SLOWLY)
-            pool.becomes(job, lambda view: view["workers"] >= 4 and view["iteration"] > 5)
-            pool.ask("chaos", "kill", "worker", job)
-            pool.becomes(job, lambda view: view["workers"] >= 4)
-            pool.ask("chaos", "kill", "host", "host-2")
-            pool.becomes(job, lambda view: view["workers"] >= 4)
-            pool.ask("chaos", "kill", "scheduler")
-            pool.ask("chaos", "freeze", "registry", "--seconds", 1)
-            assert pool.run("stop", job).status == 0
-    spans = [span for found in collector.traces.values() for span in found]
-    assert not {name for name in {span.name for span in spans} if not is_known(name)}
-    assert not [span for span in spans if "worker" in span.attributes and "job" not in span.attributes]
-    assert early(collector) == []
-    errors = [span for span in spans if span.error]
-    assert not [span for span in errors if span.begin < began_to_fail]
-    kinds = {str(span.attributes["error.type"]) for span in errors}
-    assert {"job failed", "worker suspected", "killed"} <= kinds
-    assert not [span for span in errors if span.name.startswith(("POST", "decide upon JobPriority"))]
-    assert [span.error for span in errors if span.name == "host lost" or span.attributes["error.type"] == "host lost"]
-
-
-def succeed_in_every_command(pool: UpPool, script: Path, data: Path) -> None:
-    short = ("--pause", 0.02, "--epochs", 2)
-    jobs = [pool.submit(script, "--name", f"short-{number}", "--max-workers", 2, "--", *short) for number in range(4)]
-    for policy in PolicyName:
-        assert pool.run("policy", policy.value).status == 0
-    assert pool.run("policy", "fairshare").status == 0
-    lasting = pool.submit(script, "--name", "lasting", "--max-workers", 2, "--", *SLOWLY)
-    for job in jobs:
-        pool.completed(job)
-    for command in (
-        ("tenant", "set", "blue", "--weight", 2),
-        ("tenant", "delete", "blue"),
-        ("dataset", "add", "nothing", data),
-        ("dataset", "remove", "nothing"),
-        ("priority", lasting, 20_000),
-        ("pause", lasting),
-        ("resume", lasting),
-        ("drain", "host-1"),
-        ("undrain", "host-1"),
-        ("stop", lasting),
-        ("delete", jobs[0]),
-    ):
-        ended = pool.run(*command)
-        assert ended.status == 0, (command, ended.err)
-    webhook = pool.ask("webhook", "add", "http://127.0.0.1:1/")["id"]
-    assert pool.run("webhook", "remove", webhook).status == 0
 
 
 HOSTS = ("host-1", "host-2")

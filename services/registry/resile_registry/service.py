@@ -36,11 +36,14 @@ from resile_shared.messages.hosts import (
     HostLost,
     HostRecord,
     HostState,
+    ProbeFailed,
 )
 from resile_shared.messages.message import timestamp
 from resile_shared.pool_settings import store_pool_settings
 from resile_shared.service import ServiceContext
+from resile_shared.telemetry.loss_traces import LOSS_DETECTIONS, LossTraces
 from resile_shared.telemetry.metrics import gauge, histogram, total
+from resile_shared.telemetry.trace_ids import of_failure
 from resile_shared.telemetry.traces import Value, fail, resumed, traced
 
 from .core import (
@@ -120,6 +123,7 @@ class _Service:
         self._group = group
         self._queues = _HostQueues(self._carry_out, group)
         self._answers: dict[str, asyncio.Future[Accepted | Refused]] = {}
+        self._losses = LossTraces(seconds=LOSS_DETECTIONS * context.settings.detection_seconds)
         self._num_heartbeats = 0
         self._measure()
 
@@ -147,6 +151,7 @@ class _Service:
         self._handle(HostsLoaded(tuple(entry.value for entry in stored.values())))
         await self._bus.answer(subjects.HOST_COMMANDS, model_of, self._on_command)
         await self._bus.subscribe(subjects.HEARTBEATS, Heartbeat, self._on_heartbeat, fast_path=self._on_raw_heartbeat)
+        await self._bus.subscribe(subjects.PROBES, ProbeFailed, self._on_probe_failed)
         self._group.create_task(self._follow_host_events())
         self._group.create_task(self._tick())
         self._context.is_ready = True
@@ -180,6 +185,9 @@ class _Service:
                 return True
         return False
 
+    async def _on_probe_failed(self, received: Received[ProbeFailed]) -> None:
+        self._losses.add(received.message.host, now=self._clock.now())
+
     async def _on_command(self, received: Received[BaseModel]) -> Accepted | Refused:
         assert isinstance(received.message, HostDrain | HostUndrain)
         answer: asyncio.Future[Accepted | Refused] = asyncio.get_running_loop().create_future()
@@ -200,10 +208,24 @@ class _Service:
 
     def _handle(self, event: Event, *, about: str = "") -> None:
         self._num_heartbeats += isinstance(event, HeartbeatReceived)
-        commands = self._core.handle(event, now=self._clock.now())
-        with _traced(event, commands) if commands else nullcontext():
+        now = self._clock.now()
+        commands = self._core.handle(event, now=now)
+        with self._traced(event, commands, now=now) if commands else nullcontext():
             for command in commands:
                 self._queues.put(about or _host_of(command), command)
+
+    @contextmanager
+    def _traced(self, event: Event, commands: Sequence[Command], *, now: float) -> Iterator[None]:
+        """Put a span around what a decision leads to; the loss of a host has its own name."""
+        lost = [c.event for c in commands if isinstance(c, Publish) and isinstance(c.event, HostLost)]
+        if not lost:
+            with traced(_name_of(event, commands), _about(commands)):
+                yield
+            return
+        known = self._losses.of([each.host for each in lost], now=now)
+        with resumed(known or of_failure()), traced("host lost", _about(commands)) as span:
+            fail(span, "host lost", "; ".join(f"{each.host}: {each.reason}" for each in lost))
+            yield
 
     # commands
 
@@ -249,19 +271,6 @@ def _host_of(command: Command) -> str:
             return event.host
         case Reply(asked, _):
             raise AssertionError(f"the answer to {asked} has no host of its own")
-
-
-@contextmanager
-def _traced(event: Event, commands: Sequence[Command]) -> Iterator[None]:
-    """Put a span around what a decision leads to; the loss of a host has its own name."""
-    lost = [c.event for c in commands if isinstance(c, Publish) and isinstance(c.event, HostLost)]
-    if not lost:
-        with traced(_name_of(event, commands), _about(commands)):
-            yield
-        return
-    with traced("host lost", host=lost[0].host) as span:
-        fail(span, "host lost", "; ".join(f"{each.host}: {each.reason}" for each in lost))
-        yield
 
 
 def _name_of(event: Event, commands: Sequence[Command]) -> str:

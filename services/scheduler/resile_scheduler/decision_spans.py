@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 
-from opentelemetry.trace import Span
-
+from resile_shared.messages.allocations import Loss
 from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.reports import Progress, Report
-from resile_shared.telemetry.traces import Value, fail
+from resile_shared.telemetry.traces import Value
 
 from .core.events import (
     Command,
@@ -15,12 +14,13 @@ from .core.events import (
     ProbeExpired,
     ProbeHost,
     RemoveJob,
+    StateRestored,
     StoreJob,
     Tick,
     WriteAllocation,
 )
 
-JOB_FAILED, WORKER_LOST, OTHER = "job failed", "worker lost", "instruct hosts"
+JOB_FAILED, WORKER_LOST, HOST_LOST, OTHER = "job failed", "worker lost", "host lost", "instruct hosts"
 OUTCOMES: dict[type, str] = {
     WriteAllocation: "resize jobs",
     RemoveJob: "remove jobs",
@@ -39,7 +39,7 @@ def is_timed(event: Event) -> bool:
 def name_of(event: Event, commands: Sequence[Command] = ()) -> str:
     """Return the name of the span of a decision; ``commands`` are needed for a timed one."""
     if is_timed(event):
-        return _outcome(commands)
+        return outcome_of(commands)
     if isinstance(event, Report):
         return f"decide upon report: {event.content.kind.replace('_', ' ')}"
     request = event.request if isinstance(event, JobChangeRequested) else event
@@ -67,21 +67,34 @@ def jobs_of(commands: Sequence[Command]) -> list[str]:
     return list(dict.fromkeys([*stored, *written]))
 
 
-def mark_failures(span: Span, commands: Sequence[Command], *, is_first: bool) -> None:
-    """Give ``span`` the status of an error if a job has failed, or if it begins the trace of a loss."""
-    for command in commands:
-        if isinstance(command, StoreJob) and any(item.kind == "failed" for item in command.items):
-            fail(span, JOB_FAILED, f"{command.record.job}: {command.record.reason}")
-        elif is_first and isinstance(command, StoreJob):
-            for loss in [item.loss for item in command.items if item.loss]:
-                fail(span, "host lost" if loss.host else WORKER_LOST, f"{command.record.job}: {loss.reason}")
+def losses(commands: Sequence[Command]) -> list[tuple[str, Loss]]:
+    """Return the jobs to whose losses of members a decision responds, with each loss.
+
+    The item with which a history shows that the survivors go on comes later, with what they report.
+    """
+    found = [(c.allocation.job, c.allocation.loss) for c in commands if isinstance(c, WriteAllocation)]
+    stored = [command for command in commands if isinstance(command, StoreJob)]
+    found += [(c.record.job, item.loss) for c in stored for item in c.items if item.kind != "allocation"]
+    return [(job, loss) for job, loss in found if loss is not None]
 
 
-def _outcome(commands: Sequence[Command]) -> str:
+def failures(event: Event, commands: Sequence[Command]) -> list[tuple[str, str]]:
+    """Return the kind and the reason of each failure that a decision responds to: of a job, of workers, of a host."""
+    stored = [command for command in commands if isinstance(command, StoreJob)]
+    failed = [command.record for command in stored if any(item.kind == "failed" for item in command.items)]
+    found = [(JOB_FAILED, f"{record.job}: {record.reason}") for record in failed]
+    if isinstance(event, StateRestored):  # it writes again what another scheduler has decided
+        return found
+    return found + [
+        (HOST_LOST if loss.host else WORKER_LOST, f"{job}: {loss.reason}") for job, loss in losses(commands)
+    ]
+
+
+def outcome_of(commands: Sequence[Command]) -> str:
     """Return what commands come to; of several, what matters most to a reader."""
     stored = [command for command in commands if isinstance(command, StoreJob)]
     if any(item.kind == "failed" for command in stored for item in command.items):
         return JOB_FAILED
-    if any(item.loss for command in stored for item in command.items):
+    if losses(commands):
         return WORKER_LOST
     return next((name for kind, name in OUTCOMES.items() if any(isinstance(each, kind) for each in commands)), OTHER)

@@ -16,13 +16,11 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing, contextmanager, nullcontext
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing, nullcontext
 from itertools import count
 
 from nats.aio.msg import Msg
-from opentelemetry.context import Context
-from opentelemetry.trace import get_current_span
 from pydantic import BaseModel
 
 from resile_shared.bus import subjects
@@ -48,7 +46,7 @@ from resile_shared.messages.commands import (
     TenantDelete,
     TenantSet,
 )
-from resile_shared.messages.hosts import Heartbeat, HostRecord
+from resile_shared.messages.hosts import Heartbeat, HostRecord, ProbeFailed
 from resile_shared.messages.instructions import Instruction
 from resile_shared.messages.pool import PoolSettings
 from resile_shared.messages.reports import Report, Switched
@@ -56,7 +54,7 @@ from resile_shared.pool_settings import load_pool_settings
 from resile_shared.recent_events import InternalError
 from resile_shared.service import ServiceContext
 from resile_shared.telemetry.metrics import gauge
-from resile_shared.telemetry.traces import carries_trace, continued, is_recorded, resumed, traced
+from resile_shared.telemetry.traces import carries_trace, continued, traced
 
 from .core.core import Scheduler
 from .core.events import (
@@ -88,9 +86,10 @@ from .core.events import (
 )
 from .core.restart import RestartableScheduler
 from .core.retention import Limits
-from .decision_spans import about, is_timed, mark_failures, name_of
+from .decision_spans import about, is_timed, name_of
 from .executor import Batch, Executor
 from .lease import Lease
+from .loss_spans import LossSpans, lost_hosts
 from .metrics import SchedulerMetrics
 from .policies.table import POLICIES
 from .remover import Remover
@@ -147,6 +146,7 @@ class _Service:
         self._clock = SteadyClock()
         self._measured: set[str] = set()
         """The progress subjects of the jobs that were measured recently."""
+        self._losses = LossSpans(detection_seconds=pool.detection_seconds)
         self._is_reading = False
         """Whether the effects of a report are being stored."""
         self._lease = lease
@@ -324,11 +324,12 @@ class _Service:
         """Pass an event to the core, and its commands to the executor."""
         with nullcontext() if is_timed(event) else traced(name_of(event), about(event)):
             now, begun = self._clock.now(), time.perf_counter()
+            self._losses.on_event(event, now=now)
             commands = self._core.handle(event, now=now)
             self._metrics.on_handled(event, commands, seconds=time.perf_counter() - begun, now=now)
             if not commands:
                 return None
-            with _outcome(event, commands):
+            with self._losses.outcome(event, commands, now=now):
                 batch = self._batch(commands)
                 self._executor.put(batch)
                 for command in commands:
@@ -336,6 +337,9 @@ class _Service:
                         self._group.create_task(self._probe(command, batch))
                     elif isinstance(command, RemoveJob):
                         self._group.create_task(self._remove(command, batch))
+                if isinstance(event, ProbeExpired) and event.host in lost_hosts(event, commands):
+                    failed = ProbeFailed(host=event.host, incarnation=event.incarnation)
+                    self._group.create_task(self._bus.send(subjects.probe(event.host), failed))
         for allocation in batch.allocations:
             slots = ",".join(placement.slot_name for placement in allocation.placements) or "none"
             what = "ordered" if allocation.has_addresses else "allocated"
@@ -377,15 +381,3 @@ class _Service:
 
 async def _fail(error: Exception) -> None:
     raise error
-
-
-@contextmanager
-def _outcome(event: Event, commands: Sequence[Command]) -> Iterator[None]:
-    """Put a span around what follows from a timed event, in a trace of its own if it has none; mark what fails."""
-    is_first = not is_recorded()
-    with (
-        resumed(Context()) if is_first else nullcontext(),
-        traced(name_of(event, commands), about(event, commands)) if is_timed(event) else nullcontext(),
-    ):
-        mark_failures(get_current_span(), commands, is_first=is_first)
-        yield

@@ -42,6 +42,7 @@ POOL_EVENTS: Mapping[str, type[BaseModel]] = {"policy": PolicyEvent, "tenant": T
 OTHERS: Mapping[str, type[BaseModel]] = {
     "heartbeat": hosts.Heartbeat,
     "instruction": Instruction,
+    "probe": hosts.ProbeFailed,
     "job": JobEvent,
     "report": Report,
     "suspicion": Report,

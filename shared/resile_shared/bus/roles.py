@@ -62,7 +62,7 @@ _COMMANDS = (subjects.JOB_COMMANDS, subjects.HOST_COMMANDS, subjects.POOL_COMMAN
 REGISTRY = Role(
     "registry",
     publishes=tuple(f"resile.host.*.{what}" for what in subjects.ANNOUNCEMENTS),
-    subscribes=(subjects.HELLOS, subjects.GOODBYES, subjects.HEARTBEATS, subjects.HOST_COMMANDS),
+    subscribes=(subjects.HELLOS, subjects.GOODBYES, subjects.HEARTBEATS, subjects.PROBES, subjects.HOST_COMMANDS),
     follows=(EVENTS,),
     writes=(HOSTS, POOL),
     purges=(EVENTS.name,),
@@ -70,7 +70,7 @@ REGISTRY = Role(
 )
 SCHEDULER = Role(
     "scheduler",
-    publishes=(subjects.JOB_EVENTS, subjects.POOL_EVENTS, subjects.INSTRUCTIONS),
+    publishes=(subjects.JOB_EVENTS, subjects.POOL_EVENTS, subjects.INSTRUCTIONS, subjects.PROBES),
     subscribes=(
         subjects.HOST_EVENTS,
         subjects.HEARTBEATS,

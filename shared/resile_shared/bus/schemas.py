@@ -16,6 +16,7 @@ FOLDER = Path("docs/schemas")
 _ADDRESSES = {
     "heartbeat": "resile.heartbeat.{host}",
     "instruction": "resile.instruction.{host}",
+    "probe": "resile.probe.{host}",
     "job": "resile.job.{job}.{kind}",
     "report": "resile.report.{job}.{kind}",
     "suspicion": "resile.suspicion.{job}",

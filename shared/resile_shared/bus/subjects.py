@@ -28,6 +28,7 @@ HELLOS = "resile.host.*.hello"
 GOODBYES = "resile.host.*.goodbye"
 HEARTBEATS = "resile.heartbeat.*"
 INSTRUCTIONS = "resile.instruction.*"
+PROBES = "resile.probe.*"
 JOB_EVENTS = "resile.job.>"
 POOL_EVENTS = "resile.pool.*"
 REPORTS_OF_ALL = "resile.report.*.*"
@@ -77,6 +78,11 @@ def heartbeat(host: str) -> str:
 def instruction(host: str) -> str:
     """Instructions of the scheduler to the agent of one host."""
     return _build("instruction", host)
+
+
+def probe(host: str) -> str:
+    """Probes of the scheduler that one host did not answer; not stored."""
+    return _build("probe", host)
 
 
 def job_event(job: str, what: str) -> str:
@@ -160,7 +166,7 @@ class Template(NamedTuple):
 
 _ENTITIES = {
     **dict.fromkeys(("job", "report", "suspicion", "log"), "job"),
-    **dict.fromkeys(("host", "heartbeat", "instruction"), "host"),
+    **dict.fromkeys(("host", "heartbeat", "instruction", "probe"), "host"),
 }
 """What the id in a subject is that of, by the family."""
 
@@ -180,6 +186,7 @@ FAMILIES = {
     "host": 3,
     "heartbeat": 2,
     "instruction": 2,
+    "probe": 2,
     "job": 3,
     "pool": 2,
     "report": 3,

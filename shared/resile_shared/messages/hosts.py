@@ -188,6 +188,16 @@ class Heartbeat(Message):
     )
 
 
+class ProbeFailed(Message):
+    """A host did not answer the scheduler, which no longer counts on its workers. Not stored, never repeated.
+
+    Whether the host is lost is for the registry to decide; the message carries the trace of the loss to it.
+    """
+
+    host: Id
+    incarnation: Positive
+
+
 class HostState(StrEnum):
     """The state of a host, according to the registry."""
 

@@ -10,7 +10,7 @@ import logging
 import os
 from enum import StrEnum
 
-from opentelemetry.sdk._logs import LoggerProvider, LoggingHandler
+from opentelemetry.sdk._logs import LoggerProvider, LoggingHandler, ReadWriteLogRecord
 from opentelemetry.sdk._logs.export import BatchLogRecordProcessor
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
@@ -18,15 +18,15 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from ..errors import UsageError
 from .export_watch import Exporter, ExportWatch, WatchedExporter, catch_library_logs
 from .resource import resource_of
+from .sampling import SampledSpans, ratio
 
 logger = logging.getLogger(__name__)
 
 _ENDPOINT = "OTEL_EXPORTER_OTLP_ENDPOINT"
 _PROTOCOL = "OTEL_EXPORTER_OTLP_PROTOCOL"
 _HTTP, _GRPC = "http/protobuf", "grpc"
-_chosen = os.environ.get("OTEL_BSP_MAX_QUEUE_SIZE", "")
-_ROOM = int(_chosen) if _chosen.isascii() and _chosen.isdecimal() and int(_chosen) else 2048
-"""So many spans wait to be exported."""
+_MAX_WAITING = 2048
+_MAX_BATCH = 512
 
 
 class Signal(StrEnum):
@@ -83,7 +83,9 @@ class Exports:
         if not (exporter := self._open(Signal.TRACES)):
             logger.info("traces are not exported: %s is not set", _ENDPOINT)
             return None
-        return _WatchedSpans(exporter, self._watches[Signal.TRACES])
+        spans = _WatchedSpans(exporter, self._watches[Signal.TRACES])
+        share = ratio()
+        return SampledSpans(spans, share) if share < 1.0 else spans
 
     def metrics(self) -> WatchedExporter | None:
         """Return what exports metrics; None if they are not."""
@@ -93,7 +95,7 @@ class Exports:
         """Have all loggers send to the collector too, if logs are exported."""
         if exporter := self._open(Signal.LOGS):
             self._logs = LoggerProvider(resource=resource_of(self._service, host=self._host), shutdown_on_exit=False)
-            self._logs.add_log_record_processor(BatchLogRecordProcessor(exporter))  # type: ignore[arg-type]
+            self._logs.add_log_record_processor(_WatchedLogs(exporter, self._watches[Signal.LOGS]))
             logging.getLogger().addHandler(LoggingHandler(logger_provider=self._logs))
 
     def num_lost(self) -> dict[str, float]:
@@ -127,13 +129,34 @@ class _WatchedSpans(BatchSpanProcessor):
     """Counts the spans that are dropped because too many wait."""
 
     def __init__(self, exporter: WatchedExporter, watch: ExportWatch) -> None:
-        super().__init__(exporter, max_queue_size=_ROOM, max_export_batch_size=min(512, _ROOM))  # type: ignore[arg-type]
-        self._watch = watch
+        self._watch, self._room = watch, _room("OTEL_BSP_MAX_QUEUE_SIZE")
+        sizes = {"max_queue_size": self._room, "max_export_batch_size": min(_MAX_BATCH, self._room)}
+        super().__init__(exporter, **sizes)  # type: ignore[arg-type]
 
     def on_end(self, span: ReadableSpan) -> None:
         """Queue a span."""
-        self._watch.queued(room=_ROOM)
+        self._watch.queued(room=self._room)
         super().on_end(span)
+
+
+class _WatchedLogs(BatchLogRecordProcessor):
+    """Counts the lines that are dropped because too many wait."""
+
+    def __init__(self, exporter: WatchedExporter, watch: ExportWatch) -> None:
+        self._watch, self._room = watch, _room("OTEL_BLRP_MAX_QUEUE_SIZE")
+        sizes = {"max_queue_size": self._room, "max_export_batch_size": min(_MAX_BATCH, self._room)}
+        super().__init__(exporter, **sizes)  # type: ignore[arg-type]
+
+    def on_emit(self, log_record: ReadWriteLogRecord) -> None:
+        """Queue a line."""
+        self._watch.queued(room=self._room)
+        super().on_emit(log_record)
+
+
+def _room(variable: str) -> int:
+    """Return how many spans or lines wait to be exported, by an environment variable."""
+    chosen = os.environ.get(variable, "")
+    return int(chosen) if chosen.isascii() and chosen.isdecimal() and int(chosen) else _MAX_WAITING
 
 
 def _exporter(signal: Signal) -> Exporter:

@@ -26,6 +26,7 @@ from .exporters import Signal, is_exported
 from .resource import resource_of
 from .span_queue import CHANGE, ITERATION, is_of_change
 from .span_times import KEY, SpanClock, begin_of, beginning, state_of
+from .trace_ids import TraceIds, chosen_in
 
 _tracer = trace.get_tracer("resile")
 _clock = SpanClock()
@@ -66,6 +67,7 @@ def set_up_tracing(service: str, *, host: str = "", processors: Sequence[SpanPro
     """
     provider = TracerProvider(
         sampler=_Changes(),
+        id_generator=TraceIds(),
         resource=resource_of(service, host=host),
     )
     for processor in processors:
@@ -93,7 +95,7 @@ def _start(
     if parent.is_remote:
         _clock.follow(parent)
     begin = max(_clock.now() if begun is None else begun, begin_of(parent))
-    with beginning(begin):
+    with beginning(begin), chosen_in(context):
         found = attributes_of(attributes)
         return _tracer.start_span(name, context, kind, found, links, begin)
 
@@ -110,10 +112,15 @@ def _around(span: trace.Span) -> Iterator[trace.Span]:
 
 @contextmanager
 def traced(
-    name: str, attributes: Mapping[str, Value] | None = None, *, kind: SpanKind = SpanKind.INTERNAL, **own: Value
+    name: str,
+    attributes: Mapping[str, Value] | None = None,
+    *,
+    kind: SpanKind = SpanKind.INTERNAL,
+    links: Sequence[Link] = (),
+    **own: Value,
 ) -> Iterator[trace.Span]:
     """Put a span around the block; an exception is recorded in it and goes on."""
-    with _around(_start(name, None, {**(attributes or {}), **own}, kind=kind)) as span:
+    with _around(_start(name, None, {**(attributes or {}), **own}, kind=kind, links=links)) as span:
         yield span
 
 
@@ -151,8 +158,17 @@ def before(context: Context) -> tuple[tuple[Link, ...], dict[str, Value]]:
 
     It cannot hang below what began after it, so it is a trace of its own.
     """
-    cause = trace.get_current_span(context).get_span_context()
-    return (Link(cause),), {CHANGE: trace.format_trace_id(cause.trace_id)}
+    return (link_to(context),), {CHANGE: trace.format_trace_id(trace_id(context))}
+
+
+def trace_id(context: Context | None = None) -> int:
+    """Return the id of the trace of ``context``, or else of the current one; 0 if there is none."""
+    return trace.get_current_span(context).get_span_context().trace_id
+
+
+def link_to(context: Context) -> Link:
+    """Return a link to the span of ``context``."""
+    return Link(trace.get_current_span(context).get_span_context())
 
 
 def in_span(span: trace.Span) -> Context:

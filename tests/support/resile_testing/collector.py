@@ -111,7 +111,7 @@ _OF_PATH = {"/v1/traces": "trace", "/v1/metrics": "metrics", "/v1/logs": "logs"}
 
 
 @contextmanager
-def collecting() -> Iterator[Collector]:
+def collecting(address: str = "127.0.0.1", port: int = 0) -> Iterator[Collector]:
     """Run a collector while the block runs."""
     collector = Collector()
 
@@ -126,8 +126,8 @@ def collecting() -> Iterator[Collector]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the library's name
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        collector.url = f"http://127.0.0.1:{server.server_port}"
+    with ThreadingHTTPServer((address, port), Handler) as server:
+        collector.url = f"http://{address}:{server.server_port}"
         serving = threading.Thread(target=server.serve_forever, daemon=True)
         serving.start()
         try:
@@ -138,13 +138,13 @@ def collecting() -> Iterator[Collector]:
 
 
 @contextmanager
-def collecting_by_grpc() -> Iterator[Collector]:
+def collecting_by_grpc(address: str = "127.0.0.1", port: int = 0) -> Iterator[Collector]:
     """Run a collector that speaks gRPC while the block runs."""
     collector = Collector()
     server = grpc.server(ThreadPoolExecutor(max_workers=2))
     for signal in ("trace", "metrics", "logs"):
         server.add_generic_rpc_handlers((_receiver(collector, signal),))
-    collector.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    collector.url = f"http://{address}:{server.add_insecure_port(f'{address}:{port}')}"
     server.start()
     try:
         yield collector

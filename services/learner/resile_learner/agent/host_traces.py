@@ -2,9 +2,9 @@
 
 An allocation is carried out in the trace in which it was written, and what the job's workers do about it belongs to the
 same trace: they start, reach their training call, form the generation, hand their state over, train its first
-iterations, leave. What the agent publishes about that carries the trace on. So does what a suspicion leads to, and a
-checkpoint, which belongs to the trace of the pause that asked for it, if one did. Everything else that a worker does
-begins a trace of its own.
+iterations, leave. What the agent publishes about that carries the trace on. A checkpoint belongs to the trace of the
+pause that asked for it, if one did, and a failure to one of its own (`failure_traces.py`). Everything else that a
+worker does begins a trace of its own.
 """
 
 from collections import defaultdict, deque
@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from opentelemetry.context import Context, get_current
-from opentelemetry.trace import Link, Span, get_current_span
+from opentelemetry.trace import Link, Span
 
 from resile_shared.messages.allocations import Allocation
 from resile_shared.telemetry.span_queue import ITERATION
@@ -26,13 +26,16 @@ from resile_shared.telemetry.traces import (
     end,
     fail,
     in_span,
+    link_to,
     resumed,
+    trace_id,
     traced,
 )
 
 from ..messages import (
     ChangeTraced,
     CheckpointSaved,
+    Failed,
     FromWorker,
     Joined,
     Left,
@@ -57,6 +60,7 @@ from .events import (
     UnwatchAllocation,
     WorkerExited,
 )
+from .failure_traces import FailureTraces
 
 MAX_STEPS = 8
 _ABOUT_AN_ALLOCATION = (WorkerListening, Ready, Joined, Switched, Left)
@@ -84,8 +88,7 @@ class HostTraces:
         self._killed: dict[Key, Context] = {}
         self._pauses: dict[str, Context] = {}
         self._checkpoints: dict[str, Context] = {}
-        self._suspicions: dict[str, tuple[int, Context]] = {}
-        """For each job, the newest generation in which a member was suspected, and the trace that began with that."""
+        self._failures = FailureTraces()
 
     @contextmanager
     def following(self, event: Event, commands: Sequence[Command], context: Context) -> Iterator[None]:
@@ -94,11 +97,14 @@ class HostTraces:
         ``context`` is the trace in which the event was received.
         """
         self._end_spans(event)
-        is_failure = self._is_failure(event)
-        context = self._cause_of(event, context)
+        if isinstance(event, Allocation) and commands and trace_id(context):
+            self._failures.on_allocated(event.job, event.generation, trace_id(context))
+        failed = self._failed_generation(event)
+        context = self._failures.of(*failed) if failed else self._cause_of(event, context)
         with resumed(context), self._span_of(event) if commands else nullcontext() as span:
-            if isinstance(event, WorkerExited) and is_failure and span is not None:
-                fail(span, event.exit.kind, event.exit.describe(f"worker {event.worker}"))
+            if failed and span is not None:
+                self._failures.add(*failed, span)
+                _mark_failure(event, span)
             if isinstance(event, Allocation) and commands:
                 self._contexts[event.job] = get_current()
                 self._steps[event.job].append(get_current())
@@ -112,11 +118,17 @@ class HostTraces:
         for job in list(self._forming):
             self._formed(job)
 
-    def _is_failure(self, event: Event) -> bool:
-        """Whether a worker has ended otherwise than it was ordered to."""
-        if not isinstance(event, WorkerExited) or event.exit.kind in ("finished", "left"):
-            return False
-        return (event.job, event.worker) not in self._killed
+    def _failed_generation(self, event: Event) -> tuple[str, int] | None:
+        """Return the job and the generation whose failure an event is about; None if it is about none."""
+        match event:
+            case MessageReceived(job, PeerSuspected(generation=generation)):
+                return job, generation
+            case MessageReceived(job, Failed()):
+                return job, self._failures.generation(job)
+            case WorkerExited(job, worker, exit_) if (job, worker) not in self._killed:
+                return None if exit_.kind in ("finished", "left") else (job, self._failures.generation(job))
+            case _:
+                return None
 
     def _cause_of(self, event: Event, context: Context) -> Context:
         """Return the trace that led to an event; an empty one if the event begins a trace."""
@@ -134,9 +146,6 @@ class HostTraces:
         match message:
             case CheckpointSaved():
                 return self._checkpoints.get(job, Context())
-            case PeerSuspected(generation=generation):
-                known, context = self._suspicions.get(job, (0, Context()))
-                return context if known == generation else Context()
             case _ if isinstance(message, _ABOUT_AN_ALLOCATION):
                 return self._contexts.get(job, Context())
             case _:
@@ -149,18 +158,16 @@ class HostTraces:
                 return traced("carry out allocation", job=job, generation=generation, host=self._host)
             case WorkerExited(job, worker, exit_):
                 return traced("worker is gone", job=job, worker=worker, host=self._host, how=exit_.kind)
-            case MessageReceived(job, PeerSuspected() as suspicion):
+            case MessageReceived(job, Failed(worker=worker)):
+                return traced("worker failed", job=job, worker=worker, host=self._host)
+            case MessageReceived(job, PeerSuspected() as suspicion) if not trace_id():
                 return self._suspected(job, suspicion)
             case _:
                 return nullcontext()
 
-    @contextmanager
-    def _suspected(self, job: str, suspicion: PeerSuspected) -> Iterator[Span | None]:
-        """Begin a trace with the first suspicion in a generation; workers repeat them."""
-        if get_current_span().get_span_context().is_valid:
-            yield None
-            return
-        with traced(
+    def _suspected(self, job: str, suspicion: PeerSuspected) -> AbstractContextManager[Span]:
+        """Return the span of the first suspicion in a generation; workers repeat them."""
+        return traced(
             "worker suspected",
             job=job,
             host=self._host,
@@ -169,10 +176,7 @@ class HostTraces:
             suspect=suspicion.suspect,
             evidence=suspicion.evidence,
             reason=suspicion.reason,
-        ) as span:
-            fail(span, "worker suspected", suspicion.reason)
-            self._suspicions[job] = suspicion.generation, get_current()
-            yield span
+        )
 
     def _begin_spans(self, commands: Sequence[Command]) -> None:
         """Begin the spans of what takes longer than one event, in the current trace; forget jobs that leave."""
@@ -187,7 +191,7 @@ class HostTraces:
                     self._killed[job, worker] = get_current()
                 case SendToWorker(job, _, Order(generation=generation)):
                     self._ordered(job, generation)
-                case SendToWorker(job, _, Pause()) if get_current_span().get_span_context().is_valid:
+                case SendToWorker(job, _, Pause()) if trace_id():
                     self._pauses[job] = get_current()
                 case UnwatchAllocation(job):
                     self._forget(job)
@@ -241,6 +245,7 @@ class HostTraces:
             case Ready(worker=worker):
                 self._end_start((job, worker))
             case Joined(generation=generation) | Switched(generation=generation):
+                self._failures.on_trained(job, generation)
                 forming = self._forming.get(job)
                 if forming and generation >= forming.generation:
                     self._formed(job)
@@ -262,8 +267,7 @@ class HostTraces:
                 pause = self._pauses.pop(job, Context()) if traced_change.pausing else Context()
                 self._checkpoints[job] = self._add(job, traced_change, pause)
             case "none":
-                cause = get_current_span(change).get_span_context()
-                links = (Link(cause),) if cause.is_valid else ()
+                links = (link_to(change),) if trace_id(change) else ()
                 for span in traced_change.spans:
                     sampled = begin(ITERATION, Context(), span.attributes, begun=span.begin / 1e6, links=links)
                     end(sampled, ended=span.end / 1e6)
@@ -291,7 +295,9 @@ class HostTraces:
 
     def _parent(self, job: str, begun: float, context: Context) -> Context:
         """Return what a worker's span hangs under: the newest order or allocation in the trace that is not later."""
-        steps = [step for step in self._steps.get(job, ()) if _trace(step) == _trace(context) and began(step) <= begun]
+        steps = [
+            step for step in self._steps.get(job, ()) if trace_id(step) == trace_id(context) and began(step) <= begun
+        ]
         return steps[-1] if steps else context
 
     def _end_start(self, key: Key) -> Context | None:
@@ -304,7 +310,7 @@ class HostTraces:
 
     def _forget(self, job: str) -> None:
         self._formed(job)
-        for kept in (self._contexts, self._steps, self._forming, self._pauses, self._checkpoints, self._suspicions):
+        for kept in (self._contexts, self._steps, self._forming, self._pauses, self._checkpoints):
             kept.pop(job, None)
 
     def _formed(self, job: str) -> None:
@@ -314,5 +320,12 @@ class HostTraces:
             forming.is_open = False
 
 
-def _trace(context: Context) -> int:
-    return get_current_span(context).get_span_context().trace_id
+def _mark_failure(event: Event, span: Span) -> None:
+    """Give the span of a failure the status of an error; a suspicion may be wrong, so the scheduler says what is."""
+    match event:
+        case WorkerExited(_, worker, exit_):
+            fail(span, exit_.kind, exit_.describe(f"worker {worker}"))
+        case MessageReceived(_, Failed(worker=worker, message=message)):
+            fail(span, "failed", f"worker {worker}: {message}")
+        case _:
+            pass
