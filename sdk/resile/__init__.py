@@ -8,10 +8,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .client import AsyncClient as AsyncClient
     from .http_requests import Server as Server
+    from .serving import idempotent as idempotent
+    from .serving import remote as remote
     from .sync_client import Client as Client
 
-__all__ = ["AsyncClient", "Client", "Server"]
-_MODULES = {"AsyncClient": "client", "Client": "sync_client", "Server": "http_requests"}
+__all__ = ["AsyncClient", "Client", "Server", "idempotent", "remote"]
+_MODULES = {
+    "AsyncClient": "client",
+    "Client": "sync_client",
+    "Server": "http_requests",
+    "idempotent": "serving",
+    "remote": "serving",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -152,6 +152,13 @@ class AsyncClient:
         data = [await self.dataset(name) for name in job.dataset_names]
         return await self.submission(job.spec(package=await self.upload(job.package.content), data=data))
 
+    async def call(self, service: str, method: str, body: bytes, *, seconds: float) -> bytes:
+        """Call a method of a service with arguments in JSON; return its result in JSON.
+
+        Raises Refused with a ``code``: failed, invalid, unknown, busy, late or lost (docs/serving.md).
+        """
+        return await self._requests.call(f"services/{service}/{method}", body, seconds=seconds)
+
     async def set_priority(self, job: str, priority: int) -> None:
         """Change the priority of a job."""
         await self._requests.post(f"jobs/{job}/priority", {"priority": priority})

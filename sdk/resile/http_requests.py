@@ -201,6 +201,35 @@ class HttpRequests:
                     raise error.with_key(key) from None
             await asyncio.sleep(_PAUSE_SECONDS)
 
+    async def call(self, path: str, body: bytes, *, seconds: float) -> bytes:
+        """Send a request that may have an effect each time; return the answer.
+
+        It is sent again only if it did not arrive, or if the answer says that it had no effect.
+        """
+        deadline = time.monotonic() + seconds
+        headers = {"Content-Type": "application/json", **callers_trace()}
+        while (left := deadline - time.monotonic()) > 0:
+            timeout = aiohttp.ClientTimeout(total=left + _RETRY_SECONDS, sock_connect=10)
+            query = {"seconds": f"{left:.3f}"}
+            try:
+                async with self._http.post(
+                    self._url(path), data=body, params=query, headers=headers, timeout=timeout
+                ) as answer:
+                    await _check(answer, self.server)
+                    return await answer.read()
+            except aiohttp.ClientConnectorError as error:
+                if not self.server.is_supervised:
+                    raise Unreachable(self.server, _reason(error)) from error
+            except _BROKEN as error:
+                raise Unreachable(self.server, f"{_reason(error)}; the request may have had its effect") from error
+            except _NOT_UNDERSTOOD as error:
+                raise NoPool(self.server) from error
+            except Refused as error:
+                if error.status != 503:
+                    raise
+            await asyncio.sleep(_PAUSE_SECONDS)
+        raise Unreachable(self.server, f"not within {seconds:g} seconds")
+
     async def download(self, path: str, file: Path, **query: str) -> None:
         """Write the answer to ``file``, whole or not at all. Raises TransferBroken if it breaks off each time."""
         draft = file.with_name(f".{file.name}.partial")

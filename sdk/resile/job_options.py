@@ -42,6 +42,8 @@ class JobOptions(TypedDict, total=False):
     gang: int
     """The number of workers of a gang: all start at once, and each runs a script for torchrun (docs/gangs.md)."""
     restartable: bool
+    service: Mapping[str, object]
+    """What its replicas serve: the fields of `messages.services.Service` (docs/serving.md)."""
     deadline: datetime
     """With a time zone, or in that of this machine."""
     priority: int

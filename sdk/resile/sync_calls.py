@@ -73,6 +73,13 @@ class SyncCalls:
         """Upload and submit a job that `pack_job` packed; return its id, and a warning as `submission` does."""
         return self._run(self._client.submit_packed(job))
 
+    def call(self, service: str, method: str, body: bytes, *, seconds: float) -> bytes:
+        """Call a method of a service with arguments in JSON; return its result in JSON.
+
+        Raises Refused with a ``code``: failed, invalid, unknown, busy, late or lost (docs/serving.md).
+        """
+        return self._run(self._client.call(service, method, body, seconds=seconds))
+
     def set_priority(self, job: str, priority: int) -> None:
         """Change the priority of a job."""
         self._run(self._client.set_priority(job, priority))

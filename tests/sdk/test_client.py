@@ -117,7 +117,7 @@ def test_the_client_and_the_command_have_an_option_for_each_field_of_a_job() -> 
     here = set(JobOptions.__annotations__)
     assert here - {"compat"} == JobSpec.model_fields.keys() - {"package", "script", "args"}
     parameters = set(inspect.signature(jobs.submit).parameters)
-    assert here - parameters == set()
+    assert here - parameters == {"service"}, "`resile serve` has it"
     assert parameters - here == {
         "path",
         "args",
@@ -138,6 +138,8 @@ def test_each_flag_of_the_command_reaches_the_job(api_server: ApiServer, tmp_pat
     flags += "--sizes 2,4 --deadline 2h --priority 7 --tenant t --group gpu=a --placement spread"
     assert main(["submit", str(script), *flags.split(), "--", "--lr", "0.1"]) == 0
     assert main(["submit", str(script), "--gang", "3", "--restartable"]) == 0
+    script.write_text("class Served: ...")
+    assert main(["serve", f"{script}:Served", "--concurrency", "2"]) == 0
     specs = [spec for verb, spec in api_server.asked if verb == "submit"]
     for name, field in JobSpec.model_fields.items():
         default = field.get_default(call_default_factory=True)

@@ -66,6 +66,9 @@ def test_spans_have_documented_names_and_their_job_and_each_failure_is_one_trace
         assert failures(collector, lambda: succeed_in_every_command(pool, script, tmp_path / "data", num_short)) == []
         services = {span.service for found in collector.traces.values() for span in found}
         assert services == {"monitor", "scheduler", "registry", "learner"}
+        for log in (pool.home / "logs").glob("*.log"):
+            lines = log.read_text()
+            assert lines.count("cannot export traces") == lines.count("exporting traces again") <= 1, log
         assert failures(collector, lambda: refuse(pool)) == []
         assert only(failures(collector, lambda: fail(pool, failing))) == {"job failed", "failed"}
 

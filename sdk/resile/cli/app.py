@@ -16,6 +16,7 @@ from . import (
     models,
     publish,
     results,
+    serve,
     simulate,
     tenant,
     trace,
@@ -27,7 +28,7 @@ from .options import DEFAULT_HOME, Compat, Data, Mounts, Requirements, With, env
 
 SECTIONS = {
     "Train": ("run", "check", "demo"),
-    "Jobs": ("submit", "jobs", "job", "wait", "top", "pause", "resume", "priority", "stop", "delete"),
+    "Jobs": ("submit", "serve", "jobs", "job", "wait", "top", "pause", "resume", "priority", "stop", "delete"),
     "What a job did": ("logs", "events", "trace", "model", "models", "output", "ledger", "usage"),
     "Pool": ("up", "host", "hosts", "drain", "undrain", "page", "policy", "tenant", "dataset"),
     "Operate and integrate": ("simulate", "chaos", "publish", "webhook"),
@@ -238,7 +239,7 @@ def demo(
     return show(home=home, output=output, as_json=as_json)
 
 
-for group in (check, up, jobs, watch, trace, administration, results, models, publish, simulate, host):
+for group in (check, up, jobs, serve, watch, trace, administration, results, models, publish, simulate, host):
     app.add_typer(group.app)
 app.add_typer(tenant.app, name="tenant")
 app.add_typer(dataset.app, name="dataset")

@@ -13,6 +13,7 @@ from resile_shared.messages import reports
 from resile_shared.messages.allocations import StoredCheckpoint
 from resile_shared.messages.jobs import MAX_WORKERS
 from resile_shared.messages.message import MAX_INTEGER, Count, HostAddress, Id, Message, Port, Positive
+from resile_shared.messages.services import Service
 from resile_shared.messages.spans import Attributes
 
 __all__ = ["Message"]
@@ -249,6 +250,13 @@ class CodeCopy(Message):
     )
 
 
+class ReplicaConfig(Message):
+    """What a replica of a service serves. Who connects to it has to know ``secret``."""
+
+    service: Service
+    secret: str = Field(min_length=32, max_length=64, repr=False)
+
+
 class WorkerConfig(Message):
     """The configuration of a worker, given to it when it is forked."""
 
@@ -274,6 +282,7 @@ class WorkerConfig(Message):
     gang: GangPlace | None = Field(
         default=None, description="the script knows nothing of Resile, and is started as torchrun would; null: it does"
     )
+    replica: ReplicaConfig | None = Field(default=None, description="of a worker that serves; null: it trains")
     detection_seconds: float = Field(
         default=3.0, gt=0, description="a peer that is silent for this long is suspected to be lost"
     )

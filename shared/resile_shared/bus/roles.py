@@ -97,12 +97,12 @@ LEARNER = Role(
         subjects.SUSPICIONS,
         subjects.LOGS_OF_ALL,
     ),
-    subscribes=(subjects.INSTRUCTIONS,),
+    subscribes=(subjects.INSTRUCTIONS, subjects.CALLS),
     reads=(JOBS, ALLOCATIONS, HOSTS, POOL),
 )
 MONITOR = Role(
     "monitor",
-    publishes=(*_COMMANDS, subjects.EXPLAIN_JOBS),
+    publishes=(*_COMMANDS, subjects.EXPLAIN_JOBS, subjects.CALLS),
     subscribes=(
         subjects.HOST_EVENTS,
         subjects.HEARTBEATS,

@@ -36,6 +36,7 @@ FACTS = ("ready", "switched", "checkpoint", "warned", "completed", "left", "grow
 """The kinds of reports that no later report replaces."""
 SUSPICIONS = "resile.suspicion.*"
 LOGS_OF_ALL = "resile.log.*"
+CALLS = "resile.call.*"
 TRACES = "resile.trace.*"
 COMMAND_PREFIX = "resile.command."
 JOB_COMMANDS = "resile.command.job.*"
@@ -137,6 +138,11 @@ def log(job: str) -> str:
     return _build("log", job)
 
 
+def call(job: str) -> str:
+    """Requests to the replicas of one service; the bus gives each to one of them."""
+    return _build("call", job)
+
+
 def trace(service: str) -> str:
     """Spans of changes, from one kind of service; not stored."""
     return _build("trace", service)
@@ -165,7 +171,7 @@ class Template(NamedTuple):
 
 
 _ENTITIES = {
-    **dict.fromkeys(("job", "report", "suspicion", "log"), "job"),
+    **dict.fromkeys(("job", "report", "suspicion", "log", "call"), "job"),
     **dict.fromkeys(("host", "heartbeat", "instruction", "probe"), "host"),
 }
 """What the id in a subject is that of, by the family."""
@@ -192,6 +198,7 @@ FAMILIES = {
     "report": 3,
     "suspicion": 2,
     "log": 2,
+    "call": 2,
     "trace": 2,
     "command": 3,
     "query": 3,

@@ -495,5 +495,17 @@ class Problem(View):
     status: Annotated[int, Field(ge=400, le=599)]
     detail: str = Field(description="one line: what is wrong, and what to do")
     code: Literal[
-        "malformed", "invalid", "unknown", "conflict", "unavailable", "unauthorized", "too large", "timeout", "internal"
+        "malformed",
+        "invalid",
+        "unknown",
+        "conflict",
+        "unavailable",
+        "unauthorized",
+        "too large",
+        "timeout",
+        "internal",
+        "failed",
+        "busy",
+        "lost",
+        "late",
     ]

@@ -13,6 +13,7 @@ from .datasets import MAX_DATASETS, Dataset
 from .hosts import DeviceClass
 from .message import MAX_INTEGER, MAX_SLOTS, CommandId, Count, Id, Key, Line, Message, Positive, SlotName, Text, Time
 from .reports import CheckpointSaved, Completed, Ready
+from .services import Service
 from .usage import SlotUsage
 
 DEFAULT_PRIORITY = 5000
@@ -105,15 +106,23 @@ class JobSpec(Message):
         default=False, description="of a gang: it may be ended and started again, since its script saves what it needs"
     )
 
+    service: Service | None = Field(
+        default=None,
+        exclude_if=lambda service: service is None,
+        description="its workers are replicas of a class, and answer requests",
+    )
+
     @property
     def has_default_size(self) -> bool:
         """Whether no maximum was given: then it is the job's number of shards."""
-        return self.max_workers == MAX_WORKERS and not self.gang
+        return self.max_workers == MAX_WORKERS and not (self.gang or self.service)
 
     @model_validator(mode="after")
     def _is_a_gang(self) -> Self:
         if self.gang and (self.min_workers != self.max_workers or self.sizes):
             raise ValueError("gang: min_workers and max_workers must be the same number, and sizes empty")
+        if self.gang and self.service:
+            raise ValueError("service: a gang cannot be a service")
         if self.restartable and not self.gang:
             raise ValueError("restartable: only for gang jobs; other jobs recover by themselves")
         return self

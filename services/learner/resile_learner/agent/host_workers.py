@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import secrets
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Mapping
@@ -18,7 +19,7 @@ from resile_shared.messages.pool import PoolSettings
 from resile_shared.telemetry.resource import script_variables
 from resile_shared.telemetry.traces import environment_of, traced
 
-from ..messages import FromWorker, WorkerConfig
+from ..messages import FromWorker, ReplicaConfig, WorkerConfig
 from ..processes.worker_process import Stream
 from .events import Event, MessageReceived, StartWorker, WorkerExited
 from .folder import AgentFolder
@@ -28,6 +29,7 @@ from .job_datasets import JobDatasets
 from .job_environments import JobEnvironments
 from .job_files import Outputs
 from .packages import Packages, find_script
+from .replicas import HostReplicas
 
 logger = logging.getLogger(__name__)
 
@@ -63,8 +65,11 @@ class WorkerContext:
 class HostWorkers:
     """Prepares and observes the workers of one incarnation; posts what they do as events of the core."""
 
-    def __init__(self, context: WorkerContext, templates: HostTemplates, post: Callable[[Event], None]) -> None:
+    def __init__(
+        self, context: WorkerContext, templates: HostTemplates, replicas: HostReplicas, post: Callable[[Event], None]
+    ) -> None:
         self._context = context
+        self.replicas = replicas
         self._templates = templates
         self._post = post
         self.lines: defaultdict[tuple[str, int | None], LogBuffer] = defaultdict(LogBuffer)
@@ -76,6 +81,9 @@ class HostWorkers:
         logger.info("starting worker job=%s worker=%s slot=%s", start.job, start.worker, start.slot)
         with traced("prepare worker", job=start.job, worker=start.worker, slot=start.slot) as span:
             config, imports = await self._configure(start, environment_of(span))
+        if config.replica:
+            self.replicas.add(start.job, start.worker, config.replica)
+            return config
         if config.gang:  # what its script imports may depend on its place
             return config
         return await self._templates.choose(config, imports)
@@ -119,6 +127,7 @@ class HostWorkers:
             location=context.location,
             storage=storage,
             gang=start.gang,
+            replica=ReplicaConfig(service=spec.service, secret=secrets.token_hex(16)) if spec.service else None,
             detection_seconds=context.pool.detection_seconds,
         )
         imports = Imports(spec.package, config.script, spec.script, config.directory, environment.folder, spec.env)

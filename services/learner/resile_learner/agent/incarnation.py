@@ -49,6 +49,7 @@ from .host_traces import HostTraces
 from .host_workers import MAX_WAITING_LINES, HostWorkers, WorkerContext
 from .job_files import JobFiles
 from .metrics import AgentMetrics
+from .replicas import HostReplicas
 from .reporting import ReportQueue, Spool
 
 logger = logging.getLogger(__name__)
@@ -81,7 +82,8 @@ class AgentIncarnation:
         self._traces = HostTraces(hello.host)
         self._templates = HostTemplates(fork_servers, self._post, KeptTemplates(context.folder.path / "templates.json"))
         self._template_commands: asyncio.Queue[PrepareTemplate | EndTemplate] = asyncio.Queue()
-        self._workers = HostWorkers(context, self._templates, self._post)
+        self._replicas = HostReplicas(bus)
+        self._workers = HostWorkers(context, self._templates, self._replicas, self._post)
         self._builds = EnvironmentBuilds(context, on_line=self._workers.on_line, post=self._post)
         self._runner = WorkerRunner(fork_servers, self._workers)
         self._reports = ReportQueue(bus, Spool(context.folder.path / "facts"))
@@ -130,6 +132,7 @@ class AgentIncarnation:
     async def close(self) -> None:
         """Publish and store what workers left; call this when the fork servers have ended."""
         await self._runner.wait_closed()
+        await self._replicas.close()
         self._traces.close()
         await self._send_waiting_lines(MAX_WAITING_LINES)
         if self._bus.is_up:
@@ -172,6 +175,7 @@ class AgentIncarnation:
             event, context = await self._events.get()
             commands = self._core.handle(event, now=self._clock.now())
             self._metrics.on_handled(event, commands, num_waiting=self._reports.num_facts)
+            self._replicas.follow(event, commands)
             with self._traces.following(event, commands, context):
                 for command in commands:
                     await self._carry_out(command)

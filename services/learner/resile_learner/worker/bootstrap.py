@@ -17,6 +17,7 @@ from .control_thread import ControlThread
 from .failure import failed, raised
 from .gang import run_in_gang
 from .imported import ImportWatch
+from .replica import run_as_replica
 from .script import finish_script, run_script
 from .signals import leave_signals_to_launcher
 from .worker_session import WorkerSession
@@ -33,6 +34,8 @@ def main(config: WorkerConfig, agent: socket.socket) -> int:
     if config.gang is not None:
         run_in_gang(config, config.gang, agent)
     leave_signals_to_launcher()
+    if config.replica is not None:
+        run_as_replica(config, config.replica, agent)
     watch = ImportWatch(os.path.dirname(config.script))
     poller = LinkPoller()
     thread = ControlThread(config, agent, poller)

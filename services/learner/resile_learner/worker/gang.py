@@ -20,18 +20,15 @@ from ..messages import (
     Joined,
     Message,
     Order,
-    Stop,
     Switched,
     WorkerConfig,
     WorkerListening,
-    encode,
-    to_worker,
 )
+from .agent_connection import AgentConnection
 from .failure import failed, raised
 from .script import finish_script, run_script
 
 BITS = "not promised: a gang's script trains by itself"
-CLOSE_SECONDS = 2.0
 
 
 def run_in_gang(config: WorkerConfig, place: GangPlace, agent: socket.socket) -> NoReturn:
@@ -39,7 +36,7 @@ def run_in_gang(config: WorkerConfig, place: GangPlace, agent: socket.socket) ->
 
     The outcome is reported to the agent at the other end of ``agent``.
     """
-    connection = _Agent(agent)
+    connection = AgentConnection(agent)
     with _reserve_port(config.host) as reserved:
         port = reserved.getsockname()[1]
         connection.send(WorkerListening(worker=config.worker, host=config.host, port=port))
@@ -57,44 +54,6 @@ def run_in_gang(config: WorkerConfig, place: GangPlace, agent: socket.socket) ->
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(int(isinstance(outcome, Failed)))
-
-
-class _Agent:
-    """The connection to the agent."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        connection.setblocking(True)
-        self._socket = connection
-        self._lines = connection.makefile("rb")
-        self._has_ended = threading.Event()
-        self._is_closing = False
-
-    def send(self, message: Message) -> None:
-        self._socket.sendall(encode(message))
-
-    def wait_for_order(self, worker: int) -> Order:
-        while line := self._lines.readline():
-            message = to_worker.validate_json(line)
-            if isinstance(message, Order) and worker in message.workers:
-                return message
-            if isinstance(message, Stop):
-                os._exit(0)
-        os._exit(1)  # the agent is gone, and with it the only source of orders
-
-    def obey(self) -> None:
-        """End the process when the agent says so, or is gone."""
-        while line := self._lines.readline():
-            if isinstance(to_worker.validate_json(line), Stop):
-                os._exit(0)
-        self._has_ended.set()
-        if not self._is_closing:
-            os._exit(1)
-
-    def close(self) -> None:
-        """Let the agent read everything, and close."""
-        self._is_closing = True
-        self._socket.shutdown(socket.SHUT_WR)
-        self._has_ended.wait(CLOSE_SECONDS)
 
 
 def _reserve_port(host: str) -> socket.socket:

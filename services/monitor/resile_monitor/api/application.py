@@ -26,6 +26,7 @@ from .policy import Policy, Tenants
 from .pool import Pool
 from .problems import Handler, ProblemError, problems
 from .requests import MAX_BODY_BYTES
+from .services import CALLS, Services
 from .sessions import Sessions
 from .traces import ATTACKS, TraceViews
 from .usage import Slots, Usage
@@ -34,11 +35,11 @@ from .webhooks import Webhooks
 logger = logging.getLogger(__name__)
 
 STOP_SECONDS = 3.0
-UNTRACED = ("", ATTACKS)
-"""Routes of requests that change nothing of the pool: none, and what is added to a trace."""
+UNTRACED = ("", ATTACKS, CALLS)
+"""Routes of requests that change nothing of the pool: none, what is added to a trace, and requests to services."""
 PARTS = (
     *(Jobs, Hosts, Policy, Tenants, Usage, Slots, Packages),
-    *(Downloads, Events, Logs, Models, DatasetViews, Webhooks, TraceViews),
+    *(Downloads, Events, Logs, Models, DatasetViews, Webhooks, TraceViews, Services),
 )
 
 

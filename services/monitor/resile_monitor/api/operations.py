@@ -49,7 +49,11 @@ def routes_of(part: Any) -> list[web.RouteDef]:
             operation.method.upper(),
             operation.path,
             getattr(part, name),
-            **({"allow_head": False} if operation.streams or isinstance(operation.answer, str) else {}),
+            **({"allow_head": False} if _may_be_long(operation) else {}),
         )
         for name, operation in operations_of(type(part))
     ]
+
+
+def _may_be_long(operation: Operation) -> bool:
+    return operation.method == "get" and (operation.streams is not None or isinstance(operation.answer, str))

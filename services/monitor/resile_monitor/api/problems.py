@@ -15,7 +15,19 @@ logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Code = Literal[
-    "malformed", "invalid", "unknown", "conflict", "unavailable", "unauthorized", "too large", "timeout", "internal"
+    "malformed",
+    "invalid",
+    "unknown",
+    "conflict",
+    "unavailable",
+    "unauthorized",
+    "too large",
+    "timeout",
+    "internal",
+    "failed",
+    "busy",
+    "lost",
+    "late",
 ]
 _STATUSES: dict[Code, HTTPStatus] = {
     "malformed": HTTPStatus.BAD_REQUEST,
@@ -27,6 +39,10 @@ _STATUSES: dict[Code, HTTPStatus] = {
     "too large": HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     "timeout": HTTPStatus.REQUEST_TIMEOUT,
     "internal": HTTPStatus.INTERNAL_SERVER_ERROR,
+    "failed": HTTPStatus.INTERNAL_SERVER_ERROR,
+    "busy": HTTPStatus.SERVICE_UNAVAILABLE,
+    "lost": HTTPStatus.BAD_GATEWAY,
+    "late": HTTPStatus.GATEWAY_TIMEOUT,
 }
 
 

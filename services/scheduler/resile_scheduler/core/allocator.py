@@ -290,7 +290,7 @@ class Allocator:
         A host that is lost may have trained and stored checkpoints that were never reported.
         """
         host = self._pool.hosts.get(job.generations.placements[0].host)
-        if host and not job.record.device_class and not job.is_gang:
+        if host and not job.record.device_class and job.keeps_state:
             job.update(device_class=host.record.device_class)
             job.generations.bind()
 

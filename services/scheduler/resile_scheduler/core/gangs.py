@@ -60,7 +60,7 @@ class Gangs:
             job.start_backoff.forget()
         else:
             job.start_backoff.end(job.iteration, now=now)
-        self._release(job, f"{loss.reason}: all its workers start again", now=now, loss=loss)
+        self.release(job, f"{loss.reason}: all its workers start again", now=now, loss=loss)
 
     def approach(self, job: Job, target: Target, *, is_suspended: bool, now: float) -> None:
         """Give up the slots of a gang that has started, if it should have none.
@@ -71,11 +71,12 @@ class Gangs:
             return
         is_usable = all(map(self._pool.is_usable, job.held.values()))
         if job.record.spec.restartable and not (target.workers and is_usable):
-            self._release(job, target.reason if not target.workers else "one of its hosts takes no workers", now=now)
+            self.release(job, target.reason if not target.workers else "one of its hosts takes no workers", now=now)
         elif is_suspended and not target.workers:
             self._ends.fail(job, f"the pool is stopping: {_HOW}", now=now)
 
-    def _release(self, job: Job, reason: str, *, now: float, loss: Loss | None = None) -> None:
+    def release(self, job: Job, reason: str, *, now: float, loss: Loss | None = None) -> None:
+        """End all workers of a job that keeps no state; it waits for slots again."""
         self._allocator.abandon(job, reason)
         job.release_slots()
         job.note(job.record.state.value, reason, now=now, loss=loss)

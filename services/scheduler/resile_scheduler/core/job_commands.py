@@ -120,7 +120,7 @@ class JobCommands:
             return
         if job.intent is not Intent.PAUSE:
             job.intend(Intent.PAUSE, "requested", now=now)
-        if job.is_gang or not job.generations.has_started:  # a gang has no checkpoint to wait for
+        if not (job.keeps_state and job.generations.has_started):  # there is no checkpoint to wait for
             self.give_up_slots(job, now=now)
         self._pool.changed(job, f"{job.id} paused")
 

@@ -121,7 +121,9 @@ class Recovery:
         job.go_back(checkpoint.iteration if checkpoint else 0)
         job.release_slots()
         start = "from the newest complete checkpoint, or else from the beginning"
-        if checkpoint:
+        if job.is_service:
+            start = "with new replicas"
+        elif checkpoint:
             start = f"from the checkpoint of iteration {checkpoint.iteration}"
         when = "when it is resumed, " if job.record.state is JobState.PAUSED else ""
         loss = Loss(reason=loss.reason, host=loss.host, restart=f"{when}{start}")

@@ -327,6 +327,9 @@ class Decisions:
         is_there = set(wanted) == {*job.held.values()}
         job.set_target(target, cause, num_assigned=len(wanted), is_there=is_there)
         if not target.workers and job.generations.has_started:
+            if job.is_service:
+                self._gangs.release(job, target.reason, now=now)
+                return
             job.intend(Intent.SUSPEND, target.reason, now=now)
             self._pool.touch(job)
             return

@@ -86,6 +86,16 @@ class Job:
         return self.record.spec.gang
 
     @property
+    def is_service(self) -> bool:
+        """Whether its workers are replicas, which have no state that others continue."""
+        return self.record.spec.service is not None
+
+    @property
+    def keeps_state(self) -> bool:
+        """Whether its workers have a state, which checkpoints keep and which is that of one class of device."""
+        return not (self.is_gang or self.is_service)
+
+    @property
     def must_keep_slots(self) -> bool:
         """Whether it would be lost with any of its workers."""
         generations = self.generations

@@ -1,0 +1,16 @@
+"""Jobs that serve: classes whose objects answer requests."""
+
+from pydantic import Field
+
+from .message import Message, Positive
+
+MAX_CONCURRENCY = 1000
+
+
+class Service(Message):
+    """What makes a job a service. Its workers are replicas: each has an object of a class, and answers requests."""
+
+    class_name: str = Field(max_length=200, pattern=r"^[A-Za-z_]\w*$", description="the class, in the job's script")
+    concurrency: Positive = Field(
+        default=1, le=MAX_CONCURRENCY, description="how many requests a replica computes at the same time"
+    )

@@ -1,0 +1,237 @@
+"""A class becomes a service on a real pool: it answers while its replicas are killed, come and go."""
+
+import json
+import os
+import signal
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import resile
+from resile.client import find_server
+from resile.http_requests import Refused, Server
+from resile_testing.waiting import PATIENCE_SECONDS
+
+from .conftest import TRAIN
+from .pools import UpPool, pool_up
+
+CLASSIFIER = """
+import asyncio, os, time
+import resile
+
+class Classifier:
+    def __init__(self):
+        self.scale = 2.0
+
+    @resile.idempotent
+    def predict(self, x):
+        return [[self.scale * value for value in row] for row in x]
+
+    async def later(self, seconds=0.0):
+        await asyncio.sleep(seconds)
+        return "later"
+
+    def tensor(self):
+        import torch
+        return {"values": torch.ones(2, 2), 3: "three"}
+
+    def pid(self):
+        return os.getpid()
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+        return os.getpid()
+
+    def fail(self):
+        raise ValueError("on purpose")
+
+    def nothing_for_json(self):
+        return object()
+
+    def _hidden(self):
+        return "secret"
+
+class Broken:
+    def __init__(self):
+        raise OSError("no weights here")
+"""
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpPool]:
+    with pool_up(tmp_path_factory.mktemp("serving") / "home", "--hosts", 2, "--slots", 2) as pool:
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def server(pool: UpPool) -> Server:
+    return find_server(home=pool.home)
+
+
+@pytest.fixture(scope="module")
+def script(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    script = tmp_path_factory.mktemp("script") / "classify.py"
+    script.write_text(CLASSIFIER)
+    return script
+
+
+def serve(pool: UpPool, target: str, *options: object) -> str:
+    ended = pool.run("serve", target, *options)
+    assert ended.status == 0, ended.err
+    return ended.out.strip()
+
+
+@pytest.fixture(scope="module")
+def job(pool: UpPool, script: Path) -> str:
+    """Three replicas at most."""
+    return serve(pool, f"{script}:Classifier", "--max-replicas", 3)
+
+
+def test_methods_are_called_in_python_and_over_http(pool: UpPool, server: Server, job: str) -> None:
+    assert job
+    service = resile.remote("classify", server=server)
+    assert service.predict([[1.0, 2.0]]) == [[2.0, 4.0]], "a call waits for the first replica"
+    assert service.predict(x=[[3]]) == [[6.0]]
+    assert service.later() == "later"
+    assert service.tensor() == {"values": [[1.0, 1.0], [1.0, 1.0]], "3": "three"}
+    service.close()
+    assert post(server, "classify/predict", b'{"x": [[1]]}') == (200, [[2.0]])
+    assert post(server, f"{job}/predict", b"[[[1]]]") == (200, [[2.0]]), "the id of its job is a name, too"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code", "text"),
+    [
+        ("classify/fail", b"", 500, "failed", "classify.fail: ValueError: on purpose"),
+        ("classify/predict", b'{"y": 3}', 422, "invalid", "predict: missing a required argument: 'x'"),
+        ("classify/predict", b"[1, 2]", 422, "invalid", "predict: too many positional arguments"),
+        ("classify/predict", b"{", 422, "invalid", "the arguments are not JSON"),
+        ("classify/predict", b"3", 422, "invalid", "must be a JSON object, which names them, or an array"),
+        ("classify/absent", b"", 404, "unknown", "Classifier has no method 'absent'"),
+        ("classify/_hidden", b"", 404, "unknown", "Classifier has no method '_hidden'"),
+        ("classify/scale", b"", 404, "unknown", "Classifier has no method 'scale'"),
+        ("classify/nothing_for_json", b"", 500, "failed", "a result of type object has no form in JSON"),
+        ("classify/sleep?seconds=0.3", b"[20]", 504, "late", "classify.sleep: no replica answered in time"),
+        ("classify/later?seconds=0", b"", 422, "invalid", "seconds"),
+        ("nobody/predict", b"", 404, "unknown", "there is no service nobody: `resile serve` starts one"),
+    ],
+)
+def test_a_call_that_fails_says_why(
+    pool: UpPool, server: Server, job: str, path: str, body: bytes, status: int, code: str, text: str
+) -> None:
+    pool.becomes(job, lambda view: view["workers"] >= 1)
+    found, problem = post(server, path, body)
+    assert (found, problem["code"]) == (status, code)
+    assert text in problem["detail"]
+
+
+def test_a_class_that_cannot_be_made_fails_the_job_with_its_error(pool: UpPool, script: Path) -> None:
+    job = serve(pool, f"{script}:Broken", "--name", "broken")
+    view = pool.becomes(job, lambda view: view["state"] == "failed")
+    assert "OSError: no weights here (classify.py, line" in view["reason"]
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        ("classify.py", "name a file and its class"),
+        ("classify.py:Absent", "has no class Absent: its classes are Classifier, Broken"),
+        ("absent.py:Classifier", "absent.py: No such file or directory"),
+    ],
+)
+def test_a_class_that_is_not_there_is_refused_before_anything_is_sent(
+    pool: UpPool, script: Path, target: str, message: str
+) -> None:
+    ended = pool.run("serve", str(script.parent / target))
+    assert ended.status == 2
+    assert message in ended.err
+
+
+@pytest.mark.long
+def test_no_call_that_may_be_repeated_fails_while_replicas_are_killed_and_others_train_and_hosts_drain(
+    pool: UpPool, server: Server, job: str, tmp_path: Path
+) -> None:
+    pool.becomes(job, lambda view: view["workers"] == 3)
+    script = tmp_path / "training" / "train.py"
+    script.parent.mkdir()
+    script.write_text(TRAIN)
+    calls = Calls(server)
+    for _ in range(10):
+        kill_a_replica(server)
+        calls.go_on()
+    training = pool.submit(script, "--name", "training", "--", "--pause", 0.02, "--epochs", 10_000)
+    pool.becomes(job, lambda view: view["workers"] == 2)
+    assert pool.run("drain", "host-1").status == 0
+    pool.becomes(job, lambda view: not any(slot.startswith("host-1/") for slot in view["slots"]))
+    assert pool.run("undrain", "host-1").status == 0
+    assert pool.run("stop", training).status == 0
+    pool.becomes(job, lambda view: view["workers"] == 3)
+    assert pool.run("pause", job).status == 0
+    assert pool.run("resume", job).status == 0
+    calls.go_on()
+    assert calls.end() == []
+
+
+class Calls:
+    """Calls of two threads, one after the other, until `end`."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._is_over = threading.Event()
+        self._errors: list[str] = []
+        self._num = 0
+        self._threads = [threading.Thread(target=self._call) for _ in range(2)]
+        for thread in self._threads:
+            thread.start()
+
+    def _call(self) -> None:
+        service = resile.remote("classify", server=self._server)
+        while not self._is_over.is_set():
+            try:
+                assert service.predict([[1.0]]) == [[2.0]]
+                self._num += 1
+            except Exception as error:
+                self._errors.append(f"{type(error).__name__}: {error}")
+        service.close()
+
+    def go_on(self) -> None:
+        """Wait for 20 more answers."""
+        wanted, deadline = self._num + 20, time.monotonic() + PATIENCE_SECONDS
+        while self._num < wanted and not self._errors:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+
+    def end(self) -> list[str]:
+        """Return the errors."""
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+        return self._errors
+
+
+def kill_a_replica(server: Server) -> None:
+    service = resile.remote("classify", server=server)
+    while True:
+        try:
+            os.kill(service.pid(), signal.SIGKILL)
+            break
+        except Refused as error:  # not to be repeated, and its replica was killed before
+            assert error.code == "lost"  # noqa: PT017
+    service.close()
+
+
+def post(server: Server, path: str, body: bytes) -> tuple[int, Any]:
+    request = urllib.request.Request(
+        f"{server.url}/v1/services/{path}", data=body, headers={"Authorization": f"Bearer {server.token}"}
+    )
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        return error.code, json.load(error)
