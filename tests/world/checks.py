@@ -234,8 +234,12 @@ class Checks:
     def on_write(self, key: str, content: bytes, objects: Mapping[str, bytes], *, start: int) -> None:
         """An object is about to be written beside ``objects`` by a member whose state goes back to ``start``.
 
-        A manifest is written once, after all of its parts; a model by the members of one cold start alone.
+        A manifest is written once, after all of its parts; a model by the members of one cold start alone. What members
+        that are cut off store after their job was deleted is not looked at: parts of it are removed by then.
         """
+        job = key.removeprefix("storage/jobs/").partition("/")[0]
+        if job in self.records and self.records[job].is_deleted:
+            return
         if "/models/" in key and self._writers.setdefault(key, start) != start:
             self.break_promise(f"{key} is stored by members of the cold starts {self._writers[key]} and {start}")
         if not key.endswith("/manifest.json"):
@@ -256,6 +260,8 @@ class Checks:
         The checkpoint of a start is kept until its members have a newer one. Of a deleted job all may go at once.
         """
         job = key.removeprefix("storage/jobs/").partition("/")[0]
+        if key.startswith("storage/packages/"):
+            self._check_package(key)
         if job in self.records and self.records[job].is_deleted:
             return
         checkpoint, is_part, _ = key.partition("/part-")
@@ -272,6 +278,11 @@ class Checks:
         own = f"{lineages}{newest.lineage}/"
         if not any(k.startswith(own) and k.endswith("/manifest.json") for k in objects):
             self.break_promise(f"{key} is deleted, and start {newest.lineage} of the job has no other checkpoint")
+
+    def _check_package(self, key: str) -> None:
+        for job, record in self.records.items():
+            if key == f"storage/{record.spec.package}" and not (record.is_deleted or record.state.is_final):
+                self.break_promise(f"{key} is deleted, and {job} needs it")
 
     def begun(self, begun: Begun) -> None:
         """An initial member has its state: that of all others, and not of members that the job went on without."""
@@ -377,6 +388,13 @@ class Checks:
             is_complete = any(members <= set(workers) for members in starts)
             if record is not None and record.state is JobState.COMPLETED and not is_complete:
                 self.break_promise(f"{job} is completed, and of no start all workers have finished: {sorted(workers)}")
+
+    def check_packages(self, objects: Collection[str], excused: Collection[str]) -> None:
+        """Check that ``objects`` have the packages of all jobs that nobody has deleted, but for those ``excused``."""
+        for job, record in self.records.items():
+            is_kept = job not in excused and job not in self.removed and not record.is_deleted
+            if is_kept and f"storage/{record.spec.package}" not in objects:
+                self.break_promise(f"{job} was accepted, and its package {record.spec.package} is gone")
 
     def check_removed(self, objects: Collection[str]) -> None:
         """Check that nothing of removed jobs is left among ``objects``."""

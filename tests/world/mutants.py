@@ -537,6 +537,21 @@ MUTANTS = (
         "pass",
     ),
     Mutant(
+        "remover believes a storage that does not show the package",
+        "parts, and a checkpoint that nobody had reported, stay for ever",
+        "resile_scheduler.remover",
+        "        if command.package:\n            storage.size",
+        "        if False:\n            storage.size",
+        once_missing=True,
+    ),
+    Mutant(
+        "scheduler removes a package with the first of several jobs that are removed",
+        "the removal of the others finds a storage without it, and waits",
+        f"{_CORE}.retention",
+        "if not job.record.is_deleted or job.id in self._deleted)",
+        "if not job.record.is_deleted)",
+    ),
+    Mutant(
         "scheduler does not recover",
         "members wait for ever for one that is gone",
         f"{_CORE}.losses.recovery",

@@ -35,7 +35,8 @@ from .loop import START, Process, SimLoop
 from .plan import SHARING, Action, Plan, Submission
 from .services import open_bus
 
-PACKAGE = f"packages/{'0' * 64}.tar.gz"
+NUM_PACKAGES = 3
+"""Some jobs have the same package."""
 RESUME_SECONDS = 5.0
 SUSPEND_SECONDS = 5.0
 SUSPEND_ATTEMPTS = 30
@@ -51,11 +52,18 @@ class Users:
     """The users of one world. ``jobs`` are those that were accepted, by their number in the plan."""
 
     def __init__(
-        self, loop: SimLoop, plan: Plan, *, on_suspended: Callable[[], None], change_settings: Callable[[int], None]
+        self,
+        loop: SimLoop,
+        plan: Plan,
+        *,
+        on_suspended: Callable[[], None],
+        change_settings: Callable[[int], None],
+        upload: Callable[[str], None],
     ) -> None:
         """``on_suspended`` is called when the pool is suspended, or does not answer, to be ended and started again.
 
-        ``change_settings`` starts the pool again with other settings, which a number chooses.
+        ``change_settings`` starts the pool again with other settings, which a number chooses. ``upload`` stores a
+        package.
         """
         self.jobs: dict[int, str] = {}
         self.stopped: set[str] = set()
@@ -75,6 +83,7 @@ class Users:
         self._plan = plan
         self._on_suspended = on_suspended
         self._change_settings = change_settings
+        self._upload = upload
         self._process = Process(loop, "users")
         self._bus: Bus | None = None
         self._num_requests = 0
@@ -163,7 +172,7 @@ class Users:
     async def _submit(self, number: int, submission: Submission) -> None:
         spec = JobSpec(
             name=f"job {number}",
-            package=PACKAGE,
+            package=f"packages/{number % NUM_PACKAGES:064x}.tar.gz",
             script="train.py",
             args=(orjson.dumps(submission.script).decode(),),
             min_workers=submission.min_workers,
@@ -179,6 +188,7 @@ class Users:
         )
         assert self._bus is not None
         for attempt in count():
+            self._upload(spec.package)
             request, message_id = JobSubmit(spec=spec), f"submit {number}{f' {attempt}' * bool(attempt)}"
             match await self._bus.ask(subjects.command("job", "submit"), request, message_id=message_id):
                 case Accepted(job_id=str(job)):

@@ -89,7 +89,11 @@ class World:
                 clock, labels = Clock(self.rng.uniform(-2, 2)), self.checks.labels.get(name, "")
                 self.hosts[name] = Host(self.loop, name, num_slots=num_slots, labels=labels, clock=clock)
             self.users = Users(
-                self.loop, plan, on_suspended=self._restart_services, change_settings=self._change_settings
+                self.loop,
+                plan,
+                on_suspended=self._restart_services,
+                change_settings=self._change_settings,
+                upload=lambda package: self.workers.objects.upload(f"storage/{package}", b"a package"),
             )
 
     @property
@@ -259,6 +263,7 @@ class World:
         self.checks.check_end(self.users.jobs, scripts, excused)
         self.checks.check_results(elastic, scripts, self.workers.objects.objects, kinds=kinds)
         self.checks.check_removed(self.workers.objects.objects)
+        self.checks.check_packages(self.workers.objects.objects, self.users.unstored)
         self.checks.check_gangs({job: self.workers.finished_in_gang(job) for job in gangs})
         for what in self.knowledge.remaining():
             self.checks.break_promise(f"{what}, {END_SECONDS:g} seconds after the last job has ended")
