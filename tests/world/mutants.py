@@ -70,6 +70,7 @@ TESTS = {
     ),
     "resile_scheduler.core.slots.moves": ("tests/scheduler/test_simulator.py", "tests/scheduler/test_groups.py"),
     "resile_scheduler.core.slots.job_view": (
+        "tests/scheduler/test_settling.py",
         "tests/scheduler/test_simulator.py",
         "tests/scheduler/test_environment_requests.py",
         "tests/scheduler/test_turns.py",
@@ -542,6 +543,14 @@ MUTANTS = (
         "resile_scheduler.remover",
         "        if command.package:\n            storage.size",
         "        if False:\n            storage.size",
+        once_missing=True,
+    ),
+    Mutant(
+        "policy compares with the workers that a job has, and not with what it was assigned",
+        "slots are given and taken back without end, while a job avoids a host",
+        f"{_CORE}.slots.job_view",
+        "assigned_workers=job.target.workers if held else 0",
+        "assigned_workers=job.num_assigned if held else 0",
         once_missing=True,
     ),
     Mutant(
