@@ -87,6 +87,8 @@ class Users:
         self._process = Process(loop, "users")
         self._bus: Bus | None = None
         self._num_requests = 0
+        self._restarted_at = 0.0
+        """When somebody ended the pool last: what others wait for begins anew then."""
         self._process.spawn(self._begin())
 
     def act(self, action: Action) -> None:
@@ -246,11 +248,12 @@ class Users:
                 if isinstance(answer, Accepted) and not jobs:
                     break
             await asyncio.sleep(SUSPEND_SECONDS / 5)
-        seconds = self._loop.now - max(begun, self._plan.calm_at)
+        seconds = self._loop.now - max(begun, self._plan.calm_at, self._restarted_at)
         is_stalling = any(submission.script.hangs_at is not None for submission in self._plan.jobs)
         is_stalling |= any(fault.kind == "damaged storage" for fault in self._plan.faults)  # a start may wait for it
         if jobs and seconds >= SAVED_SECONDS and not is_stalling:
             self.refused.append(f"the pool was asked for {seconds:.0f} seconds to save {', '.join(jobs)}")
+        self._restarted_at = self._loop.now
         self._on_suspended()
 
     async def _suspend(self, message_id: str) -> Accepted | Refused | None:
