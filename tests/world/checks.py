@@ -14,6 +14,7 @@ from resile_shared.messages.hosts import HostRecord, HostState
 from resile_shared.messages.jobs import Intent, JobEvent, JobRecord, JobState
 
 from .server import Stored
+from .sharing import SharingChecks
 from .training import Begun, Commit, SimScript
 
 PUBLISHED_SECONDS = 10.0
@@ -75,6 +76,7 @@ class Checks:
         """The iteration with which the first member of a cold start began."""
         self._stored_at: dict[str, float] = {}
         """When the record of each job was stored last, in a calm world."""
+        self.sharing = SharingChecks(self.break_promise, lambda job: self.records[job].spec.tenant)
         self._writers: dict[str, int] = {}
         """The cold start whose members have stored each final model."""
 
@@ -108,6 +110,8 @@ class Checks:
             event = JobEvent.model_validate_json(stored.data)
             self._on_event(event)
             return event
+        else:
+            self.sharing.on_store(stored)
         return None
 
     def _on_host(self, record: HostRecord) -> None:
@@ -130,6 +134,7 @@ class Checks:
         self._epoch = max(self._epoch, allocation.epoch)
         self._members[job, allocation.generation] = frozenset(p.worker for p in allocation.placements)
         self._hosts.setdefault(job, set()).update(placement.host for placement in allocation.placements)
+        self.sharing.on_allocation(allocation)
         for placement in allocation.placements:
             slot = f"{placement.slot_name} of incarnation {placement.incarnation}"
             known = self.slots.setdefault((job, placement.worker), slot)
@@ -348,9 +353,9 @@ class Checks:
         return (ended | self.removed).issuperset(jobs)
 
     def is_published(self) -> bool:
-        """Whether the history of all jobs is published."""
+        """Whether the history of all jobs is published, and all changes of the policy and of tenants are."""
         records = (record for job, record in self.records.items() if job not in self.removed)
-        return all(self._numbers.get(record.job, 0) == record.num_items for record in records)
+        return self.sharing.is_published() and all(self._numbers.get(r.job, 0) == r.num_items for r in records)
 
     def check_end(self, jobs: Mapping[int, str], scripts: Mapping[int, SimScript], excused: set[str]) -> None:
         """Check how the jobs ended. Those that are ``excused`` may have failed or stopped."""

@@ -554,6 +554,14 @@ MUTANTS = (
         once_missing=True,
     ),
     Mutant(
+        "new scheduler counts the members of a job that has given up its slots",
+        "it waits for them, and ends when it queues a job that is queued; so does each one after it",
+        f"{_CORE}.takeover",
+        "            if not job.is_over:\n                job.generations.deactivate()\n",
+        "",
+        once_missing=True,
+    ),
+    Mutant(
         "scheduler removes a package with the first of several jobs that are removed",
         "the removal of the others finds a storage without it, and waits",
         f"{_CORE}.retention",

@@ -59,11 +59,12 @@ class Users:
         on_suspended: Callable[[], None],
         change_settings: Callable[[int], None],
         upload: Callable[[str], None],
+        on_changed: Callable[[str], None],
     ) -> None:
         """``on_suspended`` is called when the pool is suspended, or does not answer, to be ended and started again.
 
         ``change_settings`` starts the pool again with other settings, which a number chooses. ``upload`` stores a
-        package.
+        package. ``on_changed`` is called with the id of each request that has changed the policy or a tenant.
         """
         self.jobs: dict[int, str] = {}
         self.stopped: set[str] = set()
@@ -75,6 +76,8 @@ class Users:
         """Jobs that somebody asks to be deleted as soon as they have ended."""
         self.removed: set[str] = set()
         """Jobs of which the users saw last that they are gone."""
+        self.capped: set[str] = set()
+        """Tenants whose jobs may get no more slots than somebody has said."""
         self.refused: list[str] = []
         """What no request should have led to."""
         self.records: dict[str, JobRecord] = {}
@@ -84,6 +87,7 @@ class Users:
         self._on_suspended = on_suspended
         self._change_settings = change_settings
         self._upload = upload
+        self._on_changed = on_changed
         self._process = Process(loop, "users")
         self._bus: Bus | None = None
         self._num_requests = 0
@@ -102,7 +106,7 @@ class Users:
             number = action.target % len(self._plan.jobs)
             if number in self.jobs and not self._may_be_gone(self.jobs[number]):
                 self._process.spawn(self._submit(number, self._plan.jobs[number]))
-        elif action.kind in (*SHARING, "delete tenant"):
+        elif action.kind in (*SHARING, "cap", "delete tenant"):
             self._change_sharing(action)
         elif action.kind == "settings":
             self._change_settings(action.target)
@@ -134,6 +138,10 @@ class Users:
                 self._ask("pool.policy", PoolPolicy(policy=policies[action.target % len(policies)]))
             case "preemption":
                 self._ask("pool.policy", PoolPolicy(preemption=action.target % 3 > 0))
+            case "cap":
+                tenant, cap = self._tenant(action), action.target % sum(self._plan.slots) + 1
+                self.capped.add(tenant)
+                self._ask("tenant.set", TenantSet(tenant_id=tenant, quota=0, cap=cap))
             case "tenant":
                 tenant, quota = self._tenant(action), action.target % sum(self._plan.slots)
                 self._ask("tenant.set", TenantSet(tenant_id=tenant, weight=action.target % 5 + 1, quota=quota))
@@ -153,7 +161,9 @@ class Users:
         self._ask("host.undrain", HostUndrain(host_id=host))
 
     def begin_calm(self) -> None:
-        """Watch the jobs from now on, and resume those that are paused."""
+        """Watch the jobs from now on, and resume those that are paused. Lift the caps that jobs may not fit in."""
+        for tenant in sorted(self.capped):
+            self._ask("tenant.set", TenantSet(tenant_id=tenant, cap=0))
         self._process.spawn(self._resume_all())
 
     @property
@@ -215,6 +225,8 @@ class Users:
         if self._bus is None:
             return None
         answer = await self._bus.ask(subjects.command(*what.split(".")), request, message_id=message_id)
+        if isinstance(answer, Accepted) and isinstance(request, PoolPolicy | TenantSet | TenantDelete):
+            self._on_changed(message_id)
         if isinstance(answer, Refused) and answer.code == "unknown" and self._is_known(request):
             self.refused.append(f"{message_id}, {request}: {answer.reason}")
         return answer
