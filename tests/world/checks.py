@@ -12,6 +12,7 @@ from resile_shared.bus.subjects import ALLOCATIONS, HOSTS, JOBS
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import HostRecord, HostState
 from resile_shared.messages.jobs import Intent, JobEvent, JobRecord, JobState
+from resile_shared.messages.reports import Completed
 
 from .server import Stored
 from .sharing import SharingChecks
@@ -428,12 +429,22 @@ class Checks:
         if completed is None:
             self.break_promise(f"{record.job} is completed without a result")
             return
-        if completed.iteration != script.iterations:
-            self.break_promise(f"{record.job} is completed at iteration {completed.iteration} of {script.iterations}")
-        if completed.params_sha256 not in map(script.params_sha256, kinds):
-            self.break_promise(f"{record.job} is completed with other parameters than an undisturbed run")
+        if script.most_batch is None or completed.batches:  # a bus that was full may have stored it in brief
+            self._check_params(record.job, completed, script, kinds)
         stored = objects.get(f"storage/jobs/{record.job}/{completed.model}", b"")
         if stored.hex() != completed.params_sha256:
             self.break_promise(f"{record.job}: the stored model {completed.model} is not the one of its completion")
         if any(epoch.more or epoch.never for epoch in completed.ledger):
             self.break_promise(f"{record.job}: its ledger is not exact: {completed.ledger}")
+
+    def _check_params(self, job: str, completed: Completed, script: SimScript, kinds: Collection[int]) -> None:
+        """Compare a result with undisturbed runs: those of the same batches, if the pool could choose them."""
+        least, most = script.batch_size, script.most_batch or script.batch_size
+        if any(not least <= step.batch_size <= most for step in completed.batches):
+            self.break_promise(f"{job} had batches beyond its range from {least} to {most}: {completed.batches}")
+            return
+        runs = [script.undisturbed(kind, batches=completed.batches) for kind in kinds]
+        if completed.iteration != runs[0][0]:
+            self.break_promise(f"{job} is completed at iteration {completed.iteration} of {runs[0][0]}")
+        if completed.params_sha256 not in [params_sha256 for _, params_sha256 in runs]:
+            self.break_promise(f"{job} is completed with other parameters than an undisturbed run")

@@ -65,9 +65,33 @@ def draw(seed: int) -> Plan:
         kinds=kinds,
         labels=labels,
     )
-    return _with_critical_moments(
-        _with_limited_files(_with_hidden_storage(_with_removals(_with_gangs(_with_sharing(plan)))))
-    )
+    for add in (
+        _with_sharing,
+        _with_gangs,
+        _with_removals,
+        _with_hidden_storage,
+        _with_limited_files,
+        _with_critical_moments,
+        _with_batch_ranges,
+    ):
+        plan = add(plan)
+    return plan
+
+
+def _with_batch_ranges(plan: Plan) -> Plan:
+    """Let the pools of some worlds choose the global batches of jobs, by a policy that does."""
+    rng = random.Random(f"{plan.seed} batch ranges")
+    if rng.random() < 0.85:
+        return plan
+
+    def ranged(job: Submission) -> Submission:
+        most = rng.choice((None, 2, 4, 8))
+        if most is None or job.gang:
+            return job
+        return replace(job, script=replace(job.script, most_batch=most * job.script.batch_size))
+
+    policy = rng.choice((plan.policy, "goodput", "goodput", "elastic-batch"))
+    return replace(plan, policy=policy, jobs=tuple(map(ranged, plan.jobs)))
 
 
 def _with_critical_moments(plan: Plan) -> Plan:

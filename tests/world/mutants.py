@@ -554,6 +554,13 @@ MUTANTS = (
         once_missing=True,
     ),
     Mutant(
+        "member does not take over the batches of others",
+        "a job whose batches follow its slots ends with a history of batches that it did not have",
+        "resile_learner.training.batch_schedule",
+        "        self.steps = tuple(BatchStep(iteration=first, batch_size=size) for first, size in state[\"steps\"])\n",
+        "        pass\n",
+    ),
+    Mutant(
         "new scheduler counts the members of a job that has given up its slots",
         "it waits for them, and ends when it queues a job that is queued; so does each one after it",
         f"{_CORE}.takeover",
