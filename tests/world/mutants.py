@@ -557,7 +557,7 @@ MUTANTS = (
         "member does not take over the batches of others",
         "a job whose batches follow its slots ends with a history of batches that it did not have",
         "resile_learner.training.batch_schedule",
-        "        self.steps = tuple(BatchStep(iteration=first, batch_size=size) for first, size in state[\"steps\"])\n",
+        '        self.steps = tuple(BatchStep(iteration=first, batch_size=size) for first, size in state["steps"])\n',
         "        pass\n",
     ),
     Mutant(
