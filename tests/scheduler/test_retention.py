@@ -177,6 +177,19 @@ def test_a_package_is_removed_with_the_last_job_that_used_it() -> None:
         sim.run(until=sim.now - sim.start)
 
 
+def test_a_package_stays_while_a_deleted_job_that_has_it_still_has_workers() -> None:
+    sim = pool()
+    train(sim, 1, package="packages/shared")
+    sim.submit([submission(2, at=sim.now - sim.start, iterations=10_000, package="packages/shared")])
+    sim.run(until=sim.now - sim.start + 5.0)
+    assert sim.alive("job-2")
+    sim.handle(JobChangeRequested("stop", JobStop(job_id="job-2")))
+    delete(sim, "job-2")
+    delete(sim, "job-1")
+    sim.run(until=sim.now - sim.start + 5.0)
+    assert [(removal.job, removal.is_package_used) for removal in sim.removals] == [("job-1", True), ("job-2", False)]
+
+
 def test_of_jobs_that_are_removed_at_once_the_last_one_removes_the_package() -> None:
     """Until then it shows that the storage is the one that has them."""
     sim = pool(keep_jobs=1)
