@@ -473,6 +473,23 @@ def test_a_new_scheduler_carries_a_recovery_on() -> None:
     assert named(bench) == [0, 3, 4]
 
 
+@pytest.mark.parametrize("state", [JobState.QUEUED, JobState.PAUSED])
+def test_members_of_a_job_that_a_crash_left_with_an_allocation_are_not_lost_again(state: JobState) -> None:
+    """Its record says that it has given them up; the crash came before its allocation was stored."""
+    bench = running(1)
+    bench.tell(JobChangeRequested("pause", JobPause(job_id="job-1")))
+    bench.report(CheckpointSaved(lineage=1, iteration=5, num_bytes=1, pausing=True), generation=1)
+    assert not bench.allocations.pop().placements
+    bench.records["job-1"] = bench.records["job-1"].model_copy(update={"state": state})
+    bench.restart()
+    bench.beat(gone(0, kind="killed"))
+    for _ in range(20):
+        bench.now += 1.0
+        bench.tell_once(Tick())
+        bench.beat()
+    assert bench.records["job-1"].state is (JobState.PAUSED if state is JobState.PAUSED else JobState.STARTING)
+
+
 def test_a_worker_that_is_gone_before_the_first_heartbeat_to_a_new_scheduler_releases_its_slot() -> None:
     bench = running(2)
     bench.submit(2)

@@ -149,3 +149,29 @@ async def test_a_job_is_removed_once_its_storage_shows_the_checkpoint_that_it_ha
         assert await removed.get() == "job-1", "also if somebody has removed it"
         running.cancel()
     assert not storage.sizes("jobs/job-1")
+
+
+async def test_a_job_without_a_checkpoint_is_removed_once_its_storage_shows_its_package(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It may have stored parts, and a checkpoint that nobody has reported: in a folder that is not mounted now."""
+    monkeypatch.setattr("resile_scheduler.remover.RETRY_SECONDS", 0.05)
+    bus = await pool.bus("scheduler")
+    lease = Lease(bus.bucket(LEASE), holder="first", seconds=60.0)
+    await lease.acquire()
+    storage = ObjectStorage(tmp_path.as_uri())
+    executor = Executor(bus, lease, on_refused=lambda job, reason: None)
+    await executor.read()
+    removed: asyncio.Queue[str] = asyncio.Queue()
+    remover = Remover(bus, lease, executor, storage.url, on_removed=removed.put_nowait)
+    remover.put(RemoveJob("job-1", "packages/1.tar.gz", is_package_used=True))
+    async with asyncio.TaskGroup() as group:
+        running = group.create_task(remover.run())
+        await until(lambda: "its package packages/1.tar.gz is not there" in caplog.text)
+        assert removed.empty()
+        storage.create("jobs/job-1/checkpoints/lineage-1/000000000020-g7/manifest.json", b"not reported")
+        storage.create("packages/1.tar.gz", b"content")
+        assert await removed.get() == "job-1"
+        running.cancel()
+    assert not storage.sizes("jobs/job-1")
+    assert storage.sizes("packages/") == {"packages/1.tar.gz": len(b"content")}

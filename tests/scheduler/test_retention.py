@@ -166,10 +166,38 @@ def test_a_package_is_removed_with_the_last_job_that_used_it() -> None:
     sim = pool()
     train(sim, 1, 2, package="packages/shared")
     train(sim, 3, package="packages/own")
-    for job, package in (("job-1", ""), ("job-3", "packages/own"), ("job-2", "packages/shared")):
-        commands = sim.handle(JobChangeRequested(f"delete {job}", JobDelete(job_id=job)))
-        assert [command for command in commands if isinstance(command, RemoveJob)] == [RemoveJob(job, package)]
+    removals = [
+        RemoveJob("job-1", "packages/shared", is_package_used=True),
+        RemoveJob("job-3", "packages/own"),
+        RemoveJob("job-2", "packages/shared"),
+    ]
+    for removal in removals:
+        commands = sim.handle(JobChangeRequested(f"delete {removal.job}", JobDelete(job_id=removal.job)))
+        assert [command for command in commands if isinstance(command, RemoveJob)] == [removal]
         sim.run(until=sim.now - sim.start)
+
+
+def test_a_package_stays_while_a_deleted_job_that_has_it_still_has_workers() -> None:
+    sim = pool()
+    train(sim, 1, package="packages/shared")
+    sim.submit([submission(2, at=sim.now - sim.start, iterations=10_000, package="packages/shared")])
+    sim.run(until=sim.now - sim.start + 5.0)
+    assert sim.alive("job-2")
+    sim.handle(JobChangeRequested("stop", JobStop(job_id="job-2")))
+    delete(sim, "job-2")
+    delete(sim, "job-1")
+    sim.run(until=sim.now - sim.start + 5.0)
+    assert [(removal.job, removal.is_package_used) for removal in sim.removals] == [("job-1", True), ("job-2", False)]
+
+
+def test_of_jobs_that_are_removed_at_once_the_last_one_removes_the_package() -> None:
+    """Until then it shows that the storage is the one that has them."""
+    sim = pool(keep_jobs=1)
+    train(sim, 1, 2, 3, package="packages/shared")
+    train(sim, 4, package="packages/own")
+    sim.run(until=sim.now - sim.start)
+    removed = [(removal.job, removal.is_package_used) for removal in sim.removals]
+    assert removed == [("job-1", True), ("job-2", True), ("job-3", False)]
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ services.py   registry, schedulers and agents, each in a process that is restart
 users.py      people who submit, pause, resume, stop, drain and change priorities
 faults.py     what a seed does to the world
 checks.py     the promises, checked at every step
+sharing.py    those about the policy and tenants
 knowledge.py  what the leader believes, compared with what is so
 world.py      all of it, run from one seed
 """

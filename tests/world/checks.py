@@ -12,8 +12,10 @@ from resile_shared.bus.subjects import ALLOCATIONS, HOSTS, JOBS
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import HostRecord, HostState
 from resile_shared.messages.jobs import Intent, JobEvent, JobRecord, JobState
+from resile_shared.messages.reports import Completed
 
 from .server import Stored
+from .sharing import SharingChecks
 from .training import Begun, Commit, SimScript
 
 PUBLISHED_SECONDS = 10.0
@@ -75,6 +77,7 @@ class Checks:
         """The iteration with which the first member of a cold start began."""
         self._stored_at: dict[str, float] = {}
         """When the record of each job was stored last, in a calm world."""
+        self.sharing = SharingChecks(self.break_promise, lambda job: self.records[job].spec.tenant)
         self._writers: dict[str, int] = {}
         """The cold start whose members have stored each final model."""
 
@@ -108,6 +111,8 @@ class Checks:
             event = JobEvent.model_validate_json(stored.data)
             self._on_event(event)
             return event
+        else:
+            self.sharing.on_store(stored)
         return None
 
     def _on_host(self, record: HostRecord) -> None:
@@ -130,6 +135,7 @@ class Checks:
         self._epoch = max(self._epoch, allocation.epoch)
         self._members[job, allocation.generation] = frozenset(p.worker for p in allocation.placements)
         self._hosts.setdefault(job, set()).update(placement.host for placement in allocation.placements)
+        self.sharing.on_allocation(allocation)
         for placement in allocation.placements:
             slot = f"{placement.slot_name} of incarnation {placement.incarnation}"
             known = self.slots.setdefault((job, placement.worker), slot)
@@ -234,8 +240,12 @@ class Checks:
     def on_write(self, key: str, content: bytes, objects: Mapping[str, bytes], *, start: int) -> None:
         """An object is about to be written beside ``objects`` by a member whose state goes back to ``start``.
 
-        A manifest is written once, after all of its parts; a model by the members of one cold start alone.
+        A manifest is written once, after all of its parts; a model by the members of one cold start alone. What members
+        that are cut off store after their job was deleted is not looked at: parts of it are removed by then.
         """
+        job = key.removeprefix("storage/jobs/").partition("/")[0]
+        if job in self.records and self.records[job].is_deleted:
+            return
         if "/models/" in key and self._writers.setdefault(key, start) != start:
             self.break_promise(f"{key} is stored by members of the cold starts {self._writers[key]} and {start}")
         if not key.endswith("/manifest.json"):
@@ -256,6 +266,8 @@ class Checks:
         The checkpoint of a start is kept until its members have a newer one. Of a deleted job all may go at once.
         """
         job = key.removeprefix("storage/jobs/").partition("/")[0]
+        if key.startswith("storage/packages/"):
+            self._check_package(key)
         if job in self.records and self.records[job].is_deleted:
             return
         checkpoint, is_part, _ = key.partition("/part-")
@@ -272,6 +284,11 @@ class Checks:
         own = f"{lineages}{newest.lineage}/"
         if not any(k.startswith(own) and k.endswith("/manifest.json") for k in objects):
             self.break_promise(f"{key} is deleted, and start {newest.lineage} of the job has no other checkpoint")
+
+    def _check_package(self, key: str) -> None:
+        for job, record in self.records.items():
+            if key == f"storage/{record.spec.package}" and not (record.is_deleted or record.state.is_final):
+                self.break_promise(f"{key} is deleted, and {job} needs it")
 
     def begun(self, begun: Begun) -> None:
         """An initial member has its state: that of all others, and not of members that the job went on without."""
@@ -337,9 +354,9 @@ class Checks:
         return (ended | self.removed).issuperset(jobs)
 
     def is_published(self) -> bool:
-        """Whether the history of all jobs is published."""
+        """Whether the history of all jobs is published, and all changes of the policy and of tenants are."""
         records = (record for job, record in self.records.items() if job not in self.removed)
-        return all(self._numbers.get(record.job, 0) == record.num_items for record in records)
+        return self.sharing.is_published() and all(self._numbers.get(r.job, 0) == r.num_items for r in records)
 
     def check_end(self, jobs: Mapping[int, str], scripts: Mapping[int, SimScript], excused: set[str]) -> None:
         """Check how the jobs ended. Those that are ``excused`` may have failed or stopped."""
@@ -378,6 +395,13 @@ class Checks:
             if record is not None and record.state is JobState.COMPLETED and not is_complete:
                 self.break_promise(f"{job} is completed, and of no start all workers have finished: {sorted(workers)}")
 
+    def check_packages(self, objects: Collection[str], excused: Collection[str]) -> None:
+        """Check that ``objects`` have the packages of all jobs that nobody has deleted, but for those ``excused``."""
+        for job, record in self.records.items():
+            is_kept = job not in excused and job not in self.removed and not record.is_deleted
+            if is_kept and f"storage/{record.spec.package}" not in objects:
+                self.break_promise(f"{job} was accepted, and its package {record.spec.package} is gone")
+
     def check_removed(self, objects: Collection[str]) -> None:
         """Check that nothing of removed jobs is left among ``objects``."""
         for job in sorted(self.removed - self._outlived):  # what is cut off may go on storing for a while
@@ -405,12 +429,22 @@ class Checks:
         if completed is None:
             self.break_promise(f"{record.job} is completed without a result")
             return
-        if completed.iteration != script.iterations:
-            self.break_promise(f"{record.job} is completed at iteration {completed.iteration} of {script.iterations}")
-        if completed.params_sha256 not in map(script.params_sha256, kinds):
-            self.break_promise(f"{record.job} is completed with other parameters than an undisturbed run")
+        if script.most_batch is None or completed.batches:  # a bus that was full may have stored it in brief
+            self._check_params(record.job, completed, script, kinds)
         stored = objects.get(f"storage/jobs/{record.job}/{completed.model}", b"")
         if stored.hex() != completed.params_sha256:
             self.break_promise(f"{record.job}: the stored model {completed.model} is not the one of its completion")
         if any(epoch.more or epoch.never for epoch in completed.ledger):
             self.break_promise(f"{record.job}: its ledger is not exact: {completed.ledger}")
+
+    def _check_params(self, job: str, completed: Completed, script: SimScript, kinds: Collection[int]) -> None:
+        """Compare a result with undisturbed runs: those of the same batches, if the pool could choose them."""
+        least, most = script.batch_size, script.most_batch or script.batch_size
+        if any(not least <= step.batch_size <= most for step in completed.batches):
+            self.break_promise(f"{job} had batches beyond its range from {least} to {most}: {completed.batches}")
+            return
+        runs = [script.undisturbed(kind, batches=completed.batches) for kind in kinds]
+        if completed.iteration != runs[0][0]:
+            self.break_promise(f"{job} is completed at iteration {completed.iteration} of {runs[0][0]}")
+        if completed.params_sha256 not in [params_sha256 for _, params_sha256 in runs]:
+            self.break_promise(f"{job} is completed with other parameters than an undisturbed run")

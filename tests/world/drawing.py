@@ -11,7 +11,20 @@ from dataclasses import replace
 from resile_shared.policies import PolicyName
 
 from .packages import SimPackages
-from .plan import LONGEST_SECONDS, RARE, REMOVALS, SHARING, THEMES, Action, Fault, Plan, Submission, Theme
+from .plan import (
+    CRITICAL,
+    CRITICAL_TRIGGERS,
+    LONGEST_SECONDS,
+    RARE,
+    REMOVALS,
+    SHARING,
+    THEMES,
+    Action,
+    Fault,
+    Plan,
+    Submission,
+    Theme,
+)
 from .training import SimScript
 
 TENANTS = ("default", "a", "b")
@@ -52,7 +65,60 @@ def draw(seed: int) -> Plan:
         kinds=kinds,
         labels=labels,
     )
-    return _with_limited_files(_with_hidden_storage(_with_removals(_with_gangs(_with_sharing(plan)))))
+    for add in (
+        _with_sharing,
+        _with_gangs,
+        _with_removals,
+        _with_hidden_storage,
+        _with_limited_files,
+        _with_critical_moments,
+        _with_batch_ranges,
+    ):
+        plan = add(plan)
+    return plan
+
+
+def _with_batch_ranges(plan: Plan) -> Plan:
+    """Let the pools of some worlds choose the global batches of jobs, by a policy that does."""
+    rng = random.Random(f"{plan.seed} batch ranges")
+    if rng.random() < 0.85:
+        return plan
+
+    def ranged(job: Submission) -> Submission:
+        most = rng.choice((None, 2, 4, 8))
+        if most is None or job.gang:
+            return job
+        return replace(job, script=replace(job.script, most_batch=most * job.script.batch_size))
+
+    policy = rng.choice((plan.policy, "goodput", "goodput", "elastic-batch"))
+    return replace(plan, policy=policy, jobs=tuple(map(ranged, plan.jobs)))
+
+
+def _with_critical_moments(plan: Plan) -> Plan:
+    """Let users of some worlds change what schedulers decide by as these decide, and let faults come just then."""
+    rng = random.Random(f"{plan.seed} critical moments")
+    if rng.random() < 0.85:
+        return plan
+    jobs = tuple(replace(job, tenant=rng.choice(TENANTS)) for job in plan.jobs)
+    kinds = (*CRITICAL, "settings", "delete") if plan.removes else CRITICAL
+    triggers = ("", "", "write", "allocation", "report", "worker starts", "sharing")
+    actions = [
+        replace(_action(rng, rng.choice(kinds), min(at, plan.calm_at)), trigger=rng.choice(triggers))
+        for at in _moments(rng, jobs, rng.choice((2, 4, 8, 12)))
+    ]
+    chosen = ("crash scheduler", "crash scheduler", "freeze scheduler", "cut bus", "restart bus", "crash registry")
+    faults = [
+        _fault(rng, rng.choice(chosen), min(at, plan.calm_at), rng.choice(CRITICAL_TRIGGERS), (0.05, 0.5, 5.0))
+        for at in _moments(rng, jobs, rng.choice((1, 2, 4, 8)))
+    ]
+    return replace(
+        plan,
+        jobs=jobs,
+        actions=tuple(sorted((*plan.actions, *actions), key=lambda action: action.at)),
+        faults=(*plan.faults, *faults),
+        calm_at=max(plan.calm_at, *(each.at + 1.0 for each in (*actions, *faults))),
+        keeps_policy=rng.random() < 0.7,
+    )
 
 
 def _with_limited_files(plan: Plan) -> Plan:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextvars import Context
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from resile_shared.bus.subjects import JOBS
@@ -25,8 +26,8 @@ class Faults:
         self.counts: dict[str, int] = {}
         self._world = world
         self._is_calm = False
-        self._waiting: list[Fault] = []
-        """The faults that wait for their triggers."""
+        self._waiting: list[tuple[str, Callable[[Process | None], object]]] = []
+        """The faults and actions that wait, each with its trigger."""
         self._actor: Process | None = None
         """The process that has just done what a fault waited for."""
         self._damaged: set[str] = set()
@@ -74,16 +75,20 @@ class Faults:
     def begin(self, fault: Fault) -> None:
         """Let ``fault`` happen now, or at its next trigger."""
         if fault.trigger:
-            self._waiting.append(fault)
+            self.wait_for(fault.trigger, partial(self._begin, fault))
         else:
             self._begin(fault, None)
 
+    def wait_for(self, trigger: str, call: Callable[[Process | None], object]) -> None:
+        """Let ``call`` wait for ``trigger``; it gets the process that does that."""
+        self._waiting.append((trigger, call))
+
     def pull(self, trigger: str, actor: Process | None) -> None:
-        """Let the oldest fault that waits for ``trigger`` begin with the next step: ``actor`` has just done that."""
-        fault = next((waiting for waiting in self._waiting if waiting.trigger == trigger), None)
-        if fault is not None:
-            self._waiting.remove(fault)
-            self._world.loop.call_soon(self._begin, fault, actor, context=Context())
+        """Let the oldest that waits for ``trigger`` begin with the next step: ``actor`` has just done that."""
+        waiting = next((waiting for waiting in self._waiting if waiting[0] == trigger), None)
+        if waiting is not None:
+            self._waiting.remove(waiting)
+            self._world.loop.call_soon(waiting[1], actor, context=Context())
 
     def _begin(self, fault: Fault, actor: Process | None) -> None:
         if self._is_calm:
@@ -97,6 +102,7 @@ class Faults:
     def cease(self) -> None:
         """Take back all that lasts."""
         self._is_calm = True
+        self._waiting.clear()
         world = self._world
         if not world.server.is_up:
             world.server.start()

@@ -12,6 +12,7 @@ from resile_scheduler.core.core import Scheduler
 from resile_scheduler.core.state.worker import Phase
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import Intent
+from resile_shared.messages.pool import PolicyRecord, TenantsRecord
 
 from .loop import Process, current_process
 
@@ -59,6 +60,11 @@ class Knowledge:
         leader = self._leader()
         known = leader._pool.hosts.get(host) if leader else None
         return known.record.state if known else None
+
+    def sharing(self) -> tuple[PolicyRecord, TenantsRecord] | None:
+        """Return the policy and the tenants by which the leader decides; None if nobody leads."""
+        leader = self._leader()
+        return (leader._policy_choice._record, leader._tenant_shares._record) if leader else None
 
     def remaining(self) -> list[str]:
         """Return what should be gone some time after the end of all jobs."""

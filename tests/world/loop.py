@@ -30,8 +30,8 @@ class SimHandle(events.TimerHandle):
     def __init__(
         self, callback: Callable[..., object], args: tuple[object, ...], loop: "SimLoop", context: Context | None
     ) -> None:
-        self._callback: Callable[..., object] | None = callback
-        self._args: tuple[object, ...] | None = args
+        self._callback = callback
+        self._args = args
         self._loop = loop
         self._context = copy_context() if context is None else context
         self._cancelled = False
@@ -39,7 +39,11 @@ class SimHandle(events.TimerHandle):
 
     def cancel(self) -> None:
         self._cancelled = True
-        self._callback = self._args = None
+        self._callback, self._args = _nothing, ()
+
+
+def _nothing() -> None:
+    pass
 
 
 class SimLoop(asyncio.AbstractEventLoop):
@@ -50,8 +54,8 @@ class SimLoop(asyncio.AbstractEventLoop):
         self.num_steps = 0
         self.errors: list[str] = []
         """What callbacks and tasks raised and nobody handled."""
-        self._ready: deque[events.Handle] = deque()
-        self._timers: list[tuple[float, int, events.TimerHandle]] = []
+        self._ready: deque[SimHandle] = deque()
+        self._timers: list[tuple[float, int, SimHandle]] = []
         self._numbers = itertools.count()
         self._is_running = False
 
@@ -72,25 +76,29 @@ class SimLoop(asyncio.AbstractEventLoop):
                     self.now = limit
                     return False
                 else:
-                    self._advance()
+                    when, _, handle = heapq.heappop(self._timers)
+                    self.now = max(self.now, when)
+                    self._step(handle)
             return True
         finally:
             self._is_running = False
             events._set_running_loop(None)
 
-    def _advance(self) -> None:
-        when, _, handle = heapq.heappop(self._timers)
-        self.now = max(self.now, when)
-        if not handle._cancelled:
-            self._ready.append(handle)
-
-    def _step(self, handle: events.Handle) -> None:
+    def _step(self, handle: "SimHandle") -> None:
+        """Run a callback, as ``handle._run()`` does: what that does beside it takes longer than many callbacks."""
         if handle._cancelled:
             return
-        process = handle._context.get(_process)
-        if process is None or process.admit(handle):
-            self.num_steps += 1
-            handle._run()
+        context = handle._context
+        process = context.get(_process)
+        if process is not None and process.is_disturbed and not process.admit(handle):
+            return
+        self.num_steps += 1
+        try:
+            context.run(handle._callback, *handle._args)
+        except (SystemExit, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            self.call_exception_handler({"message": f"Exception in callback {handle._callback}", "exception": error})
 
     def call_soon(
         self, callback: Callable[..., object], *args: object, context: Context | None = None
@@ -113,7 +121,7 @@ class SimLoop(asyncio.AbstractEventLoop):
         heapq.heappush(self._timers, (when, next(self._numbers), handle))
         return handle
 
-    def admit_again(self, handles: deque[events.Handle]) -> None:
+    def admit_again(self, handles: "deque[SimHandle]") -> None:
         self._ready.extend(handles)
 
     def create_future(self) -> "asyncio.Future[Any]":
@@ -182,9 +190,11 @@ class Process:
         self.host = host or name
         self.clock = clock or Clock()
         self.is_dead = False
+        self.is_disturbed = False
+        """Whether it is dead or frozen, or will crash: only then are its steps looked at."""
         self.on_death: list[Callable[[], object]] = []
         """Called when it crashes or ends."""
-        self._parked: deque[events.Handle] | None = None
+        self._parked: deque[SimHandle] | None = None
         self._crash_after = -1
 
     def spawn(self, work: Coroutine[Any, Any, Any]) -> "asyncio.Task[Any]":
@@ -201,7 +211,7 @@ class Process:
         """Call ``function`` in this process."""
         return self.context().run(function, *args)
 
-    def admit(self, handle: events.Handle) -> bool:
+    def admit(self, handle: SimHandle) -> bool:
         """Whether ``handle`` runs now."""
         if self.is_dead:
             return False
@@ -221,7 +231,7 @@ class Process:
     def crash(self) -> None:
         """End it at once: it never runs again."""
         if not self.is_dead:
-            self.is_dead = True
+            self.is_dead = self.is_disturbed = True
             self._parked = None
             for call in self.on_death:
                 call()
@@ -229,6 +239,7 @@ class Process:
     def crash_after(self, num_steps: int) -> None:
         """Crash it before one of its next steps."""
         self._crash_after = num_steps
+        self.is_disturbed = True
 
     @property
     def is_frozen(self) -> bool:
@@ -237,10 +248,12 @@ class Process:
     def freeze(self) -> None:
         if not self.is_dead and self._parked is None:
             self._parked = deque()
+            self.is_disturbed = True
 
     def thaw(self) -> None:
         if self._parked is not None:
             parked, self._parked = self._parked, None
+            self.is_disturbed = self._crash_after >= 0
             self.loop.admit_again(parked)
 
 

@@ -1,6 +1,7 @@
 """What of the surroundings is replaced while a world runs: time, randomness, the bus client, and an agent's files."""
 
 import secrets
+import types
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from types import ModuleType
@@ -63,6 +64,7 @@ def surroundings(world: Any) -> Iterator[None]:
         (agent, "detect_devices", world.devices),
         (resile_scheduler.service, "Scheduler", world.knowledge.scheduler),
         (resile_learner.agent.incarnation, "AgentCore", world.knowledge.agent),
+        (agent, "OwnProcesses", lambda: types.SimpleNamespace(excludes=lambda process: True)),
         (agent, "Packages", Packages),
         (agent, "Environments", lambda folder, variables: folder),
         (agent, "JobEnvironments", world.environments),

@@ -69,6 +69,8 @@ LOSSES = (
 ACTIONS = ("pause", "resume", "stop", "priority", "drain", "submit again", "restart pool")
 SHARING = ("policy", "preemption", "tenant")
 """Actions that change how the pool shares its slots."""
+CRITICAL = ("policy", "policy", "preemption", "tenant", "tenant", "cap", "cap", "delete tenant", "priority")
+"""Actions that change what a scheduler decides by, some of them just when it decides, stores or starts something."""
 REMOVALS = ("delete", "delete", "settings", "tenant", "delete tenant", "stop")
 """Actions that remove jobs, hosts and tenants, and that change for how long the pool keeps what has ended."""
 
@@ -88,6 +90,9 @@ TRIGGERS = (
 report, the start of a worker's process, a member's last iteration, its completion, the storing of a part of the
 checkpoint of a pause or of another one, the reading of the last part of one, and the storing of a final model. What
 acts on one process acts on the one that has just done that, if it is of its kind."""
+CRITICAL_TRIGGERS = ("sharing", "sharing", "settings", "write", "allocation", "removal")
+"""What faults wait for in worlds with `CRITICAL` actions. Three are only there: a scheduler's storing of the policy or
+of tenants, the registry's storing of the pool's settings, and the removal of the record of a job."""
 RARE = ("completion", "pause", "load", "checkpoint", "model")
 """Of these, those that happen a few times in a world: a fault waits for them from early on."""
 
@@ -256,6 +261,8 @@ class Action:
     kind: str
     target: int
     value: int = 0
+    trigger: str = ""
+    """As of a `Fault`."""
 
 
 @dataclass(frozen=True)
@@ -294,6 +301,8 @@ class Plan:
     """The labels of each host. Empty: none has any."""
     removes: bool = False
     """Whether its users remove jobs, and its pool keeps little of what has ended and of hosts that have left."""
+    keeps_policy: bool = False
+    """Whether schedulers that are started again use the policy that is stored, not the plan's."""
 
     def first(self, num_faults: int) -> "Plan":
         """The same plan with its first faults only."""

@@ -45,17 +45,22 @@ class SimObjects:
         self._threads = threads
         self._rng = rng
         self._before: dict[str, bytes] = {}
-        self._hidden: dict[str, bytes] = {}
+        self._hidden: dict[str, bytes] | None = None
+        """What is hidden; None: nothing is."""
 
     def hide(self) -> None:
-        """Let all checkpoints be gone for a while, as of a file system that is not mounted."""
-        self._hidden = {key: content for key, content in self.objects.items() if "/checkpoints/" in key}
-        self.objects = {key: content for key, content in self.objects.items() if key not in self._hidden}
+        """Let everything be gone for a while, as of a file system that is not mounted."""
+        self._hidden = {**(self._hidden or {}), **self.objects}
+        self.objects = {}
 
     def show(self) -> None:
         """Let what was hidden be there again, beside what was stored meanwhile."""
-        self.objects = {**self._hidden, **self.objects}
-        self._hidden = {}
+        self.objects = {**(self._hidden or {}), **self.objects}
+        self._hidden = None
+
+    def upload(self, key: str, content: bytes) -> None:
+        """Store an object from a machine that sees what is hidden from others."""
+        (self.objects if self._hidden is None else self._hidden)[key] = content
 
     def open(self, url: str, *, creates: bool, request_seconds: float) -> "SimStore":
         return SimStore(self, url.partition("://")[2].rstrip("/") + "/")

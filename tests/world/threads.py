@@ -27,7 +27,7 @@ class ProcessEnded(BaseException):
 def crash_point() -> None:
     """Count a step of the thread that runs: its process may crash before it."""
     thread = _thread.get()
-    if thread is not None and thread.is_running() and thread.process.is_crashing():
+    if thread is not None and thread.process.is_disturbed and thread.is_running() and thread.process.is_crashing():
         thread.end()
 
 

@@ -6,7 +6,7 @@ trained which iterations.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,10 +18,10 @@ from resile_learner.collectives.tree import pieces
 from resile_learner.messages import Ready
 from resile_learner.session import Session
 from resile_learner.state.facts import Facts
-from resile_learner.state.run import RunState
-from resile_learner.training.batch_schedule import BatchSchedule
+from resile_learner.state.run import RunState, Stateful
+from resile_learner.training.batch_schedule import BatchSchedule, declared_range
 from resile_learner.training.buffers import Deltas
-from resile_learner.training.data.batches import Batch, BatchPlan, Indices
+from resile_learner.training.data.batches import START, Batch, BatchPlan, Indices, Position
 from resile_learner.training.data.ledger import Ledger
 from resile_learner.training.header import ComputedShards, PartialSums, fold_leaves
 from resile_learner.training.protocol import TrainingProtocol
@@ -29,7 +29,10 @@ from resile_learner.training.reports import Result
 from resile_learner.training.rounds import Rounds
 from resile_learner.training.stragglers import Pace
 from resile_learner.training.watch.shard_values import ShardValues
+from resile_shared.messages.reports import BatchStep
 
+NOISE = (8.0, 0.5, 2.0)
+NOISE_ITERATIONS = 8
 VALUE_BITS = 40
 """Of a shard's hash: sums of so many bits are exact in a double, in any order."""
 CHAIN_BYTES = 32
@@ -57,6 +60,8 @@ class SimScript:
     """Whether its data is not the same in every worker."""
     only_on: int | None = None
     """The worker that the last four are about; None: every one."""
+    most_batch: int | None = None
+    """The most samples of its global batch, which the pool chooses from ``batch_size`` on; None: it never changes."""
 
     @property
     def can_complete(self) -> bool:
@@ -71,14 +76,28 @@ class SimScript:
     def iterations(self) -> int:
         return self.epochs * self.plan.per_epoch
 
-    def params_sha256(self, kind: int = 0) -> str:
-        """The digest of an undisturbed run on hosts of ``kind``."""
-        chain, plan = b"\0" * CHAIN_BYTES, self.plan
-        for number in range(self.iterations):
-            batch = plan.batch(plan.position(number))
+    def undisturbed(self, kind: int = 0, *, batches: Sequence[BatchStep] = ()) -> tuple[int, str]:
+        """Return the number of iterations of an undisturbed run on hosts of ``kind``, and its digest.
+
+        It has ``batches``, the first of which begins with iteration 0; none: batches of the size that is declared.
+        """
+        chain, plan, position, number = b"\0" * CHAIN_BYTES, self.plan, START, 0
+        sizes = {step.iteration: step.batch_size for step in batches}
+        while position.epoch < self.epochs:
+            plan = replace(plan, batch_size=sizes.get(number, plan.batch_size))
+            batch = plan.batch(position)
             values = (shard_value(chain, number, leaf, batch, kind) for leaf in range(batch.num_shards))
             chain = next_chain(chain, number, sum(values))
-        return chain.hex()
+            position, number = batch.next, number + 1
+        return number, chain.hex()
+
+    def noise_scale(self, number: int) -> float | None:
+        """What is measured of the noise of the gradient in an iteration: it changes from time to time."""
+        return None if self.most_batch is None else NOISE[number // NOISE_ITERATIONS % len(NOISE)] * self.batch_size
+
+    def seconds(self, num_shards: int, batch_size: int) -> float:
+        """Return what a worker takes to compute so many shards of a batch: a part of it is for its samples."""
+        return num_shards * self.shard_seconds * (1.0 + batch_size / self.batch_size) / 2
 
 
 def shard_value(chain: bytes, number: int, leaf: int, batch: Batch, kind: int) -> float:
@@ -210,10 +229,14 @@ class SimTraining:
         self._on_begin = on_begin
         self._on_commit = on_commit
         self._on_complete = on_complete
-        self._plan = script.plan
+        most = script.most_batch
+        declared = declared_range((script.batch_size, most), num_shards=script.num_shards) if most else None
+        self._schedule = BatchSchedule(script.batch_size, declared)
         self._checkpoints = Checkpointer(session, every=script.checkpoint_every)
         ledger = Ledger(script.num_samples)
-        parts = {"ledger": ledger, "lineage": self.lineage}
+        parts: dict[str, Stateful] = {"ledger": ledger, "lineage": self.lineage}
+        if declared:
+            parts["batches"] = self._schedule
         self._state = RunState(self.model, parts, {}, after_load=lambda: None)
         self._state.progress.iterations_total = script.iterations
         self._protocol = TrainingProtocol(
@@ -223,7 +246,7 @@ class SimTraining:
             ledger=ledger,
             rounds=Rounds(session, NoBuffers()),  # type: ignore[arg-type]
             checkpoints=self._checkpoints,
-            schedule=BatchSchedule(script.batch_size),
+            schedule=self._schedule,
         )
 
     def run(self) -> Result | None:
@@ -236,7 +259,9 @@ class SimTraining:
             worker=0,
             iterations_total=script.iterations,
             num_shards=script.num_shards,
-            batch_size=script.batch_size,
+            batch_size=self._schedule.current,
+            batch_range=self._schedule.batch_range,
+            has_fixed_length=self._schedule.has_fixed_length,
             epochs=script.epochs,
             samples=script.num_samples,
             bits=self.reproducibility,
@@ -251,15 +276,16 @@ class SimTraining:
     def _iterate(self) -> Iterator[None]:
         number = self._state.progress.iteration
         phases, view = self._session.phases, self._session.view
-        batch = self._plan.batch(self._plan.position(number))
+        batch = self._next_batch(view.batch_size)
         held = batch.held_by(view.rank, view.size)
         round_ = self._protocol.rounds.open(batch.num_shards)
         header = self._protocol.header(next_iteration=number + 1)
         phases.enter("compute")
         self._misbehave(number)
         num_held = held.hi - held.lo
-        if num_held and self._script.shard_seconds:
-            self._sleep(num_held * self._script.shard_seconds)
+        seconds = self._script.seconds(num_held, batch.batch_size)
+        if seconds:
+            self._sleep(seconds)
         phases.enter("waiting")
         chain = self.model(number)
 
@@ -268,7 +294,6 @@ class SimTraining:
 
         partials = [fold_leaves(piece, of_leaf) for piece in pieces(batch.num_shards, held)]
         indices = np.concatenate([self._fetch(batch, leaf) for leaf in range(*held)]) if num_held else _NONE
-        seconds = num_held * self._script.shard_seconds
         pace = Pace(num_held, 0.0, seconds, seconds, 0.0, *self._protocol.reports.last)
         header = replace(header, computed=ComputedShards(partials, indices, b"", pace))
         outcome = round_.finish(header, next_iteration=number + 1, trains=True)
@@ -276,8 +301,20 @@ class SimTraining:
         self.model.replace(next_chain(self.model.content, number, total))
         self.lineage.commit(view.generation, number)
         self._on_commit(self._committed(outcome.tag.round))
-        self._protocol.commit(batch, outcome, loss=total, metrics={})
+        self._protocol.commit(batch, outcome, loss=total, metrics={}, noise_scale=self._script.noise_scale(number))
         yield
+
+    def _next_batch(self, ordered: int | None) -> Batch:
+        """Return the batch of the next iteration, in a generation whose order says ``ordered``."""
+        progress = self._state.progress
+        size, position = (
+            self._schedule.next(progress.iteration, ordered=ordered),
+            Position(progress.epoch, progress.sample),
+        )
+        plan = replace(self._script.plan, batch_size=size)
+        total = self._schedule.iterations_total(progress.iteration, plan, position, epochs=self._script.epochs)
+        progress.iterations_total = total
+        return plan.batch(position)
 
     def _fetch(self, batch: Batch, leaf: int) -> Indices:
         """Read the samples of a shard; return which they are."""
@@ -293,7 +330,7 @@ class SimTraining:
             iteration=self._state.progress.iteration,
             chain=self.model.content,
             dataset=self._state.facts["dataset"],
-            is_last=self._state.progress.iteration + 1 == self._script.iterations,
+            is_last=self._state.progress.iteration + 1 == self._state.progress.iterations_total,
             spans=tuple(map(tuple, self.lineage.spans)),
         )
 
@@ -325,7 +362,7 @@ class SimTraining:
             spans = tuple(map(tuple, self.lineage.spans))
             iteration = self._state.progress.iteration
             self._on_begin(Begun(self._session.job, self._worker, order.generation, iteration, spans))
-        return int.from_bytes(self.model.content[:6])
+        return int.from_bytes(self.model.content[:6]) ^ self._schedule.current
 
     def discard_round(self) -> None:
         self.model.discard_round()

@@ -35,7 +35,8 @@ from .loop import START, Process, SimLoop
 from .plan import SHARING, Action, Plan, Submission
 from .services import open_bus
 
-PACKAGE = f"packages/{'0' * 64}.tar.gz"
+NUM_PACKAGES = 3
+"""Some jobs have the same package."""
 RESUME_SECONDS = 5.0
 SUSPEND_SECONDS = 5.0
 SUSPEND_ATTEMPTS = 30
@@ -51,11 +52,19 @@ class Users:
     """The users of one world. ``jobs`` are those that were accepted, by their number in the plan."""
 
     def __init__(
-        self, loop: SimLoop, plan: Plan, *, on_suspended: Callable[[], None], change_settings: Callable[[int], None]
+        self,
+        loop: SimLoop,
+        plan: Plan,
+        *,
+        on_suspended: Callable[[], None],
+        change_settings: Callable[[int], None],
+        upload: Callable[[str], None],
+        on_changed: Callable[[str], None],
     ) -> None:
         """``on_suspended`` is called when the pool is suspended, or does not answer, to be ended and started again.
 
-        ``change_settings`` starts the pool again with other settings, which a number chooses.
+        ``change_settings`` starts the pool again with other settings, which a number chooses. ``upload`` stores a
+        package. ``on_changed`` is called with the id of each request that has changed the policy or a tenant.
         """
         self.jobs: dict[int, str] = {}
         self.stopped: set[str] = set()
@@ -67,6 +76,8 @@ class Users:
         """Jobs that somebody asks to be deleted as soon as they have ended."""
         self.removed: set[str] = set()
         """Jobs of which the users saw last that they are gone."""
+        self.capped: set[str] = set()
+        """Tenants whose jobs may get no more slots than somebody has said."""
         self.refused: list[str] = []
         """What no request should have led to."""
         self.records: dict[str, JobRecord] = {}
@@ -75,9 +86,13 @@ class Users:
         self._plan = plan
         self._on_suspended = on_suspended
         self._change_settings = change_settings
+        self._upload = upload
+        self._on_changed = on_changed
         self._process = Process(loop, "users")
         self._bus: Bus | None = None
         self._num_requests = 0
+        self._restarted_at = 0.0
+        """When somebody ended the pool last: what others wait for begins anew then."""
         self._process.spawn(self._begin())
 
     def act(self, action: Action) -> None:
@@ -91,7 +106,7 @@ class Users:
             number = action.target % len(self._plan.jobs)
             if number in self.jobs and not self._may_be_gone(self.jobs[number]):
                 self._process.spawn(self._submit(number, self._plan.jobs[number]))
-        elif action.kind in (*SHARING, "delete tenant"):
+        elif action.kind in (*SHARING, "cap", "delete tenant"):
             self._change_sharing(action)
         elif action.kind == "settings":
             self._change_settings(action.target)
@@ -123,6 +138,10 @@ class Users:
                 self._ask("pool.policy", PoolPolicy(policy=policies[action.target % len(policies)]))
             case "preemption":
                 self._ask("pool.policy", PoolPolicy(preemption=action.target % 3 > 0))
+            case "cap":
+                tenant, cap = self._tenant(action), action.target % sum(self._plan.slots) + 1
+                self.capped.add(tenant)
+                self._ask("tenant.set", TenantSet(tenant_id=tenant, quota=0, cap=cap))
             case "tenant":
                 tenant, quota = self._tenant(action), action.target % sum(self._plan.slots)
                 self._ask("tenant.set", TenantSet(tenant_id=tenant, weight=action.target % 5 + 1, quota=quota))
@@ -142,7 +161,9 @@ class Users:
         self._ask("host.undrain", HostUndrain(host_id=host))
 
     def begin_calm(self) -> None:
-        """Watch the jobs from now on, and resume those that are paused."""
+        """Watch the jobs from now on, and resume those that are paused. Lift the caps that jobs may not fit in."""
+        for tenant in sorted(self.capped):
+            self._ask("tenant.set", TenantSet(tenant_id=tenant, cap=0))
         self._process.spawn(self._resume_all())
 
     @property
@@ -163,7 +184,7 @@ class Users:
     async def _submit(self, number: int, submission: Submission) -> None:
         spec = JobSpec(
             name=f"job {number}",
-            package=PACKAGE,
+            package=f"packages/{number % NUM_PACKAGES:064x}.tar.gz",
             script="train.py",
             args=(orjson.dumps(submission.script).decode(),),
             min_workers=submission.min_workers,
@@ -179,6 +200,7 @@ class Users:
         )
         assert self._bus is not None
         for attempt in count():
+            self._upload(spec.package)
             request, message_id = JobSubmit(spec=spec), f"submit {number}{f' {attempt}' * bool(attempt)}"
             match await self._bus.ask(subjects.command("job", "submit"), request, message_id=message_id):
                 case Accepted(job_id=str(job)):
@@ -203,6 +225,8 @@ class Users:
         if self._bus is None:
             return None
         answer = await self._bus.ask(subjects.command(*what.split(".")), request, message_id=message_id)
+        if isinstance(answer, Accepted) and isinstance(request, PoolPolicy | TenantSet | TenantDelete):
+            self._on_changed(message_id)
         if isinstance(answer, Refused) and answer.code == "unknown" and self._is_known(request):
             self.refused.append(f"{message_id}, {request}: {answer.reason}")
         return answer
@@ -236,11 +260,12 @@ class Users:
                 if isinstance(answer, Accepted) and not jobs:
                     break
             await asyncio.sleep(SUSPEND_SECONDS / 5)
-        seconds = self._loop.now - max(begun, self._plan.calm_at)
+        seconds = self._loop.now - max(begun, self._plan.calm_at, self._restarted_at)
         is_stalling = any(submission.script.hangs_at is not None for submission in self._plan.jobs)
         is_stalling |= any(fault.kind == "damaged storage" for fault in self._plan.faults)  # a start may wait for it
         if jobs and seconds >= SAVED_SECONDS and not is_stalling:
             self.refused.append(f"the pool was asked for {seconds:.0f} seconds to save {', '.join(jobs)}")
+        self._restarted_at = self._loop.now
         self._on_suspended()
 
     async def _suspend(self, message_id: str) -> Accepted | Refused | None:

@@ -11,7 +11,7 @@ import torch
 from resile_learner import devices
 from resile_learner.agent.host_devices import TorchDevices
 from resile_learner.messages import WorkerConfig
-from resile_shared.bus.subjects import ALLOCATIONS, JOBS
+from resile_shared.bus.subjects import ALLOCATIONS, JOBS, POLICY, POOL, TENANTS
 from resile_shared.messages.hosts import HostState
 from resile_shared.messages.jobs import JobEvent
 
@@ -22,7 +22,7 @@ from .loop import Clock, SimLoop, Stuck, current_process
 from .nats import Network, SimClient
 from .packages import SimEnvironments
 from .patches import SimPath, replaced, surroundings
-from .plan import Plan
+from .plan import Action, Plan
 from .server import Message, SimServer, Stored
 from .services import Host, Service, forgetting, registry, scheduler
 from .training import Begun, Commit, SimScript
@@ -84,12 +84,19 @@ class World:
             self.schedulers = [
                 scheduler(self.loop, number, policy=plan.policy) for number in range(plan.num_schedulers)
             ]
+            for service in self.schedulers if plan.keeps_policy else ():
+                service.settings = service.settings.model_copy(update={"policy": None})
             for number, num_slots in enumerate(plan.slots, start=1):
                 name = f"host-{number}"
                 clock, labels = Clock(self.rng.uniform(-2, 2)), self.checks.labels.get(name, "")
                 self.hosts[name] = Host(self.loop, name, num_slots=num_slots, labels=labels, clock=clock)
             self.users = Users(
-                self.loop, plan, on_suspended=self._restart_services, change_settings=self._change_settings
+                self.loop,
+                plan,
+                on_suspended=self._restart_services,
+                change_settings=self._change_settings,
+                upload=lambda package: self.workers.objects.upload(f"storage/{package}", b"a package"),
+                on_changed=self.checks.sharing.answered,
             )
 
     @property
@@ -122,9 +129,15 @@ class World:
         for fault in self.plan.faults:
             self.loop.call_at(fault.at, self.faults.begin, fault)
         for action in self.plan.actions:
-            self.loop.call_at(action.at, self.users.act, action)
+            self.loop.call_at(action.at, self._act, action)
         self.loop.call_at(self.plan.calm_at, self._become_calm)
         self._sync()
+
+    def _act(self, action: Action) -> None:
+        if action.trigger:
+            self.faults.wait_for(action.trigger, lambda _: self.users.act(action))
+        else:
+            self.users.act(action)
 
     def _on_store(self, stored: Stored) -> None:
         calm_for = self.loop.now - self.calm_at
@@ -137,6 +150,12 @@ class World:
             self.faults.pull("report", current_process())
         if stored.subject.startswith((ALLOCATIONS.prefix, JOBS.prefix)):
             self.faults.pull("write", current_process())
+        if stored.subject.startswith((POLICY.prefix, TENANTS.prefix)):
+            self.faults.pull("sharing", current_process())
+        elif stored.subject.startswith(POOL.prefix):
+            self.faults.pull("settings", current_process())
+        elif stored.subject.startswith(JOBS.prefix) and "KV-Operation" in stored.headers:
+            self.faults.pull("removal", current_process())
 
     def _on_write(self, key: str, content: bytes) -> None:
         worker = current_worker()
@@ -257,8 +276,10 @@ class World:
         kinds = {0, *self.plan.kinds}
         elastic = {n: job for n, job in self.users.jobs.items() if job not in gangs and job not in self.users.deleted}
         self.checks.check_end(self.users.jobs, scripts, excused)
+        self.checks.sharing.check_end(self.knowledge.sharing())
         self.checks.check_results(elastic, scripts, self.workers.objects.objects, kinds=kinds)
         self.checks.check_removed(self.workers.objects.objects)
+        self.checks.check_packages(self.workers.objects.objects, self.users.unstored)
         self.checks.check_gangs({job: self.workers.finished_in_gang(job) for job in gangs})
         for what in self.knowledge.remaining():
             self.checks.break_promise(f"{what}, {END_SECONDS:g} seconds after the last job has ended")

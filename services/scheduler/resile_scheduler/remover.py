@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from resile_shared.bus.client import Bus
 from resile_shared.bus.connection import StoreFailed
 from resile_shared.bus.subjects import JOB_STREAMS
-from resile_shared.storage.objects import ObjectStorage, StorageError
+from resile_shared.storage.objects import MissingObjectError, ObjectStorage, StorageError
 
 from .core.events import RemoveJob
 from .executor import Executor
@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = 60.0
 MAX_LOOKS = 5
-"""So often a storage is looked at that does not show a checkpoint which is known to be stored: its lists may be old, or
-what is mounted there may be something else. Then somebody else has removed it."""
+"""So often a storage is looked at that does not show what is known to be stored: its lists may be old, or what is
+mounted there may be something else. Then somebody else has removed it."""
 _MANIFEST = re.compile(r"/checkpoints/lineage-(\d+)/(\d+)-g\d+/manifest\.json$")
 
 
@@ -90,26 +90,41 @@ class Remover:
         folder = f"jobs/{command.job}"
         await self._check_shown(storage, command)
         await asyncio.to_thread(storage.delete_folder, f"{folder}/checkpoints/" if command.keeps_results else folder)
-        if command.package:
+        if command.package and not command.is_package_used:
             await self._lease.confirm()
             await asyncio.to_thread(storage.delete, [command.package])
 
     async def _check_shown(self, storage: ObjectStorage, command: RemoveJob) -> None:
-        """Raise StorageError if the storage does not show the checkpoint that is known to be stored there."""
+        """Raise StorageError if the storage does not show what is known to be stored there."""
         looks = self._looks.get(command.job, 0)
-        if command.checkpoint is None or looks >= MAX_LOOKS:
+        if looks >= MAX_LOOKS:
             return
-        stored = (command.checkpoint.lineage, command.checkpoint.iteration)
-        shown = await asyncio.to_thread(storage.sizes, f"jobs/{command.job}/checkpoints/")
-        if any(checkpoint >= stored for checkpoint in _checkpoints(shown)):
+        missing = await asyncio.to_thread(_missing, storage, command)
+        if not missing:
             self._looks[command.job] = MAX_LOOKS  # from now on there is less
             return
         self._looks[command.job] = looks + 1
-        raise StorageError(
-            f"list jobs/{command.job}",
-            f"the checkpoint of iteration {command.checkpoint.iteration} is not there",
-            "is what is mounted there the pool's storage?",
-        )
+        advice = "is what is mounted there the pool's storage?"
+        raise StorageError(f"list jobs/{command.job}", f"{missing} is not there", advice)
+
+
+def _missing(storage: ObjectStorage, command: RemoveJob) -> str:
+    """Return what is known to be stored and is not shown: the package, or the newest checkpoint that was reported.
+
+    The package is there as long as a job has it. It is the only evidence of a job with no checkpoint that was reported:
+    parts, and a checkpoint that is not reported yet, are stored nevertheless.
+    """
+    try:
+        if command.package:
+            storage.size(command.package)
+    except MissingObjectError:
+        return f"its package {command.package}"
+    if command.checkpoint is None:
+        return ""
+    stored = (command.checkpoint.lineage, command.checkpoint.iteration)
+    shown = storage.sizes(f"jobs/{command.job}/checkpoints/")
+    is_shown = any(checkpoint >= stored for checkpoint in _checkpoints(shown))
+    return "" if is_shown else f"the checkpoint of iteration {command.checkpoint.iteration}"
 
 
 def _checkpoints(keys: Iterable[str]) -> list[tuple[int, int]]:

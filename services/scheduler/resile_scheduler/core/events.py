@@ -240,13 +240,15 @@ class PauseWorkers:
 
 @dataclass(frozen=True)
 class RemoveJob:
-    """Remove all that is stored of a job, and ``package`` unless it is empty; then return `JobRemoved`.
+    """Remove all that is stored of a job, and ``package`` unless other jobs use it; then return `JobRemoved`.
 
     With ``keeps_results`` its final model and its output stay in storage.
     """
 
     job: str
     package: str
+    is_package_used: bool = False
+    """Whether other jobs use its package, which stays."""
     keeps_results: bool = False
     checkpoint: CheckpointSaved | None = None
     """The newest that was reported as stored: a storage that does not show it does not show all there is."""

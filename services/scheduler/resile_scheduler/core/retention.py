@@ -7,6 +7,7 @@ is never used again. A host whose heartbeats cannot be handled holds its removal
 workers of jobs that are over. A host is forgotten when its record is gone and no worker holds a slot of it.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -76,17 +77,15 @@ class Retention:
         if not due:
             return []
         self._deleted.difference_update(due)
-        used = {job.record.spec.package for job in self._pool.jobs.values() if not job.record.is_deleted}
-        records = [self._pool.jobs[name].record for name in due]
-        return [
-            RemoveJob(
-                record.job,
-                "" if record.spec.package in used else record.spec.package,
-                record.keeps_results,
-                record.checkpoint,
-            )
-            for record in records
-        ]
+        staying = (job for job in self._pool.jobs.values() if not job.record.is_deleted or job.id in self._deleted)
+        num_users = Counter(job.record.spec.package for job in staying)
+        removals = []
+        for record in (self._pool.jobs[name].record for name in reversed(due)):  # the last one removes the package
+            package = record.spec.package
+            is_used = num_users[package] > 0
+            num_users[package] += 1
+            removals.append(RemoveJob(record.job, package, is_used, record.keeps_results, record.checkpoint))
+        return removals[::-1]
 
     def _workerless(self, now: float) -> list[str]:
         jobs = [self._pool.jobs[name] for name in sorted(self._deleted) if not self._pool.jobs[name].workers]

@@ -71,6 +71,8 @@ class Takeover:
         state = job.record.state
         if _has_given_up(job):
             self._allocator.abandon(job, state.value)
+            if not job.is_over:
+                job.generations.deactivate()
         elif not job.generations.placements:
             job.enter(Step.REQUEUE)
         else:

@@ -43,7 +43,11 @@ class Demand:
     num_shards: int | None = None
     holds_slots: bool = False
     assigned_workers: int = 0
-    """How many workers it was assigned by the decision before; 0 if it holds no slots."""
+    """How many workers it was assigned by the decision before; 0 if it holds no slots.
+
+    It may have fewer for a while, as it avoids a host. Policies for which a change has a cost then still choose the
+    same, as what they compare with is what they chose.
+    """
     is_preemptible: bool = True
     """Whether it may be preempted; if not, its minimum is served before that of any job that may be."""
     keeps_all: bool = False

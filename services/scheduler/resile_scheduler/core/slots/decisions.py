@@ -322,7 +322,7 @@ class Decisions:
         if job.is_gang and job.generations.has_started:
             self._gangs.approach(job, target, is_suspended=self._is_suspended, now=now)
             return
-        if job.num_assigned != len(wanted):
+        if (job.target.workers, job.num_assigned) != (target.workers, len(wanted)):
             self._pool.touch(job)
         is_there = set(wanted) == {*job.held.values()}
         job.set_target(target, cause, num_assigned=len(wanted), is_there=is_there)

@@ -280,7 +280,7 @@ def _demand(job: Job, *, now: float) -> Demand:
         num_shards=ready.num_shards if ready else None,
         holds_slots=bool(held),
         is_preemptible=not job.must_keep_slots,
-        assigned_workers=job.num_assigned if held else 0,
+        assigned_workers=job.target.workers if held else 0,
         iteration=job.iteration_seen,
         batch_size=(job.batch_size or ready.batch_size) if ready else 0,
         iterations_total=(seen.iterations_total or ready.iterations_total) if ready else None,
