@@ -200,6 +200,15 @@ def test_a_pause_that_was_meant_for_the_job_before_its_cold_start_is_ignored() -
     assert machine.view.is_pause_requested
 
 
+def test_a_member_pauses_when_its_lineage_is_asked_to() -> None:
+    machine = member_of(order(1, 0, 1), 0)
+    assert not machine.view.is_pause_requested
+    machine.handle(PauseRequested(1))
+    assert machine.view.is_pause_requested
+    machine.handle(OrderReceived(order(2, 0, 1, 2)))
+    assert machine.view.is_pause_requested, "a change of the members does not end it"
+
+
 def test_a_worker_that_has_withdrawn_ignores_what_still_arrives() -> None:
     machine = Membership(2)
     machine.handle(OrderReceived(order(2, 0, 2)))
@@ -329,6 +338,9 @@ def test_a_newer_order_is_requested_from_one_linked_peer_at_a_time() -> None:
     assert machine.handle(MessageReceived(7, Heartbeat(generation=3))) == [], "a peer that is not linked answers nobody"
     assert machine.handle(MessageReceived(1, Heartbeat(generation=3))) == [SendToPeer(1, OrderRequest())]
     assert machine.handle(MessageReceived(2, Heartbeat(generation=3))) == []
+    machine.handle(LinkDown(2))
+    machine.handle(LinkUp(2))
+    assert machine.handle(MessageReceived(2, Heartbeat(generation=3))) == [], "the one that was asked is still linked"
     machine.handle(LinkDown(1))
     assert machine.handle(MessageReceived(2, Heartbeat(generation=3))) == [SendToPeer(2, OrderRequest())]
     machine.handle(OrderReceived(newer))
