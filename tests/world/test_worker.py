@@ -11,6 +11,7 @@ import pytest
 from torch import Tensor
 
 from resile_learner.collectives.departure import LeaveAcknowledgement
+from resile_learner.collectives.spec import Tag
 from resile_learner.messages import (
     CheckpointSaved,
     Completed,
@@ -243,6 +244,53 @@ def test_a_worker_that_is_behind_gets_nothing_that_an_abandoned_round_has_change
     scene.order(0, 1, is_recovery=True)
     scene.check_completed()
     assert scene.received
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_worker_that_has_received_the_state_is_not_behind_any_more(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another recovery is ordered before that one is active: whoever else is behind may need its state."""
+    scene = OneBehind(seed, monkeypatch)
+    load, num_loaded = RunState.load_received, 0
+
+    def load_while_another_recovery_is_ordered(state: RunState) -> None:
+        nonlocal num_loaded
+        num_loaded += 1
+        load(state)
+        if num_loaded == 1:
+            scene.order(0, 1, is_recovery=True)
+            scene.cluster.threads.sleep(1.0)
+
+    monkeypatch.setattr(RunState, "load_received", load_while_another_recovery_is_ordered)
+    scene.order(0, 1, is_recovery=True)
+    scene.check_completed()
+    assert scene.orders[-1].generation == 3
+    assert num_loaded == 1
+
+
+def test_a_leaver_that_waits_for_a_recovery_leaves_if_it_has_no_part_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that were to continue are lost, and another leaver goes on in their place."""
+    scene = Scene(0, SCRIPT)
+    scene.start(0, 1, 2)
+    scene.order(0, 1, 2)
+    scene.run(scene.has_trained(3))
+    confirm = LeaveAcknowledgement.confirm
+
+    def confirm_or_die(acknowledgement: LeaveAcknowledgement, peer: int, tag: Tag) -> None:
+        scene.processes[0].kill()
+        if 0 in acknowledgement._poller.links:  # else this is worker 0
+            confirm(acknowledgement, peer, tag)
+
+    monkeypatch.setattr(LeaveAcknowledgement, "confirm", confirm_or_die)
+    scene.order(0)
+    scene.run(lambda: 0 in scene.exits)
+    waited = scene.loop.now + 5.0
+    scene.run(lambda: scene.loop.now > waited)
+    assert 2 not in scene.exits
+    scene.order(1, is_recovery=True)
+    scene.check_completed()
+    assert {worker: exit_.kind for worker, exit_ in scene.exits.items()} == {0: "killed", 1: "finished", 2: "left"}
 
 
 @pytest.mark.parametrize("seed", range(3))
