@@ -167,13 +167,14 @@ def test_a_script_has_one_training_call() -> None:
 
 
 SCRIPT = """
+import sys
 from resile_learner.session import closed_at_exit, current_session
 
-def loop(name):
+def loop(name, is_too_late=sys.is_finalizing):
     try:
         yield
     finally:
-        print("closed", name)
+        print("closed too late" if is_too_late() else "closed", name)
 
 def start(name):
     generator = closed_at_exit(loop(name))

@@ -19,6 +19,7 @@ from resile_learner.messages import (
     Left,
     Member,
     Order,
+    Ready,
     Switched,
     WorkerConfig,
     WorkerListening,
@@ -291,6 +292,17 @@ def test_a_leaver_that_waits_for_a_recovery_leaves_if_it_has_no_part_in_it(monke
     scene.order(1, is_recovery=True)
     scene.check_completed()
     assert {worker: exit_.kind for worker, exit_ in scene.exits.items()} == {0: "killed", 1: "finished", 2: "left"}
+
+
+def test_workers_that_are_ready_say_so_and_wait_for_their_order() -> None:
+    scene = Scene(0, SCRIPT)
+    scene.start(0, 1)
+    waited = scene.loop.now + 10.0
+    scene.run(lambda: scene.loop.now > waited)
+    assert sorted(message.worker for message in scene.messages if isinstance(message, Ready)) == [0, 1]
+    assert not scene.exits
+    scene.order(0, 1)
+    scene.check_completed()
 
 
 @pytest.mark.parametrize("seed", range(3))
