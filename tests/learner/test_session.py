@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 
+from resile_learner.lone_training import StartedSeveralTimes
 from resile_learner.messages import Completed, Progress, Ready, Warned
 from resile_learner.session import LEFT_EARLY, PreparedLoop, SecondTrainingCall, SoloSession, View
 from resile_learner.state.run import RunState
@@ -164,6 +165,13 @@ def test_a_script_has_one_training_call() -> None:
     with pytest.raises(SecondTrainingCall):
         session.join(ready, state)
     session.failure = UsageError("this session ends with its test")
+
+
+def test_one_of_several_plain_processes_does_not_train(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher has started them: each would train the whole model by itself."""
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    with pytest.raises(StartedSeveralTimes, match="started as one of 3 processes"):
+        SoloSession().join(cast(Ready, None), cast(RunState, None))
 
 
 SCRIPT = """
