@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from resile.training import ElasticModel, Result, seed
+from resile.training import ElasticLoop, ElasticModel, Result, seed
 from resile_learner.checkpoint.manifest import CheckpointId
 from resile_learner.messages import CheckpointSaved, Completed, Message, Progress, Switched
 from resile_learner.session import SoloSession, View, enter_session
@@ -65,6 +65,36 @@ def test_a_run_that_resumes_goes_on_from_its_checkpoint_to_the_bits_of_an_undist
     result = train(again, epochs=2)
     assert [message.iteration for message in again.reports(Switched)] == [ITERATIONS]
     assert result == whole
+
+
+def draw(session: SoloSession, **settings: Any) -> list[float]:
+    """Train with a loop that draws a random number before each iteration; return these."""
+
+    def run() -> list[float]:
+        enter_session(session)
+        seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        loop = ElasticLoop(model, optimizer, data(SIZE), epochs=2, batch_size=16, **settings)
+        drawn = []
+        for iteration in loop:
+            drawn.append(float(torch.rand(())))
+            for inputs, targets in iteration.shards():
+                iteration.backward(nn.functional.cross_entropy(model(inputs), targets))
+            if iteration.exchange():
+                optimizer.step()
+        return drawn
+
+    drawn = alone(run)
+    assert isinstance(drawn, list)
+    return drawn
+
+
+def test_what_a_script_draws_between_iterations_does_not_depend_on_where_it_resumed(tmp_path: Path) -> None:
+    whole = draw(Stored(tmp_path), checkpoint_every=ITERATIONS)
+    assert len(set(whole)) == 2 * ITERATIONS
+    ObjectStorage(tmp_path.as_uri()).delete_folder(f"checkpoints/{CheckpointId(1, 2 * ITERATIONS, 1).name}/")
+    assert draw(Stored(tmp_path, lineage=2, resume=True)) == whole[ITERATIONS:]
 
 
 def test_a_run_that_is_not_to_resume_begins_at_the_beginning(tmp_path: Path) -> None:
