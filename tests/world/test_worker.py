@@ -16,9 +16,11 @@ from resile_learner.messages import (
     CheckpointSaved,
     Completed,
     Failed,
+    Imported,
     Left,
     Member,
     Order,
+    Pause,
     Ready,
     Switched,
     WorkerConfig,
@@ -78,7 +80,7 @@ class Scene:
         found = (m for m in self.messages if isinstance(m, WorkerListening) and m.worker == worker)
         return next(found, None)
 
-    def order(self, *ids: int, is_recovery: bool = False, cold_start: bool = False) -> None:
+    def order(self, *ids: int, is_recovery: bool = False, cold_start: bool = False, until: int | None = None) -> None:
         """Order the next generation, and send it to every worker that lives."""
         members = []
         for worker in ids:
@@ -93,6 +95,7 @@ class Scene:
             secret=f"secret-{number}",
             cold_start=cold_start or number == 1,
             is_recovery=is_recovery,
+            until=until,
         )
         self.orders.append(order)
         for worker, process in self.processes.items():
@@ -299,7 +302,8 @@ def test_workers_that_are_ready_say_so_and_wait_for_their_order() -> None:
     scene.start(0, 1)
     waited = scene.loop.now + 10.0
     scene.run(lambda: scene.loop.now > waited)
-    assert sorted(message.worker for message in scene.messages if isinstance(message, Ready)) == [0, 1]
+    for kind in (Imported, Ready):
+        assert sorted(message.worker for message in scene.messages if isinstance(message, kind)) == [0, 1]
     assert not scene.exits
     scene.order(0, 1)
     scene.check_completed()
@@ -335,6 +339,21 @@ def test_a_leaver_goes_on_if_it_is_not_known_that_another_worker_has_what_it_has
     monkeypatch.undo()
     scene.order(*sorted({0, 1} - scene.exits.keys()), is_recovery=True)
     scene.check_completed()
+
+
+def test_members_that_wait_for_the_next_step_of_a_plan_can_be_paused() -> None:
+    """A scheduler that is replaced meanwhile, or has no slots, may not order it soon."""
+    scene = Scene(0, SCRIPT)
+    scene.start(0, 1)
+    scene.order(0, 1, until=5)
+    waited = scene.loop.now + 20.0
+    scene.run(lambda: scene.loop.now > waited)
+    assert max(commit.iteration for commit in scene.commits) == 3
+    for process in scene.processes.values():
+        process.send(Pause(lineage=1))
+    scene.run(lambda: any(isinstance(message, CheckpointSaved) for message in scene.messages))
+    saved = next(message for message in scene.messages if isinstance(message, CheckpointSaved))
+    assert (saved.iteration, saved.pausing) == (5, True), "as far as the plan goes"
 
 
 def test_a_checkpoint_is_one_of_the_members_before_the_change_at_its_boundary() -> None:
