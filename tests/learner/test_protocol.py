@@ -6,12 +6,12 @@ from typing import Any, TypeVar
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from resile.training import ElasticLoop, ElasticModel, Result, seed
+from resile.training import ElasticLoop, ElasticModel, Result, prepare, seed
 from resile_learner.checkpoint.manifest import CheckpointId
 from resile_learner.messages import CheckpointSaved, Completed, Message, Progress, Switched
-from resile_learner.session import SoloSession, View, enter_session
+from resile_learner.session import SoloSession, View, complete_left, enter_session
 from resile_shared.storage.objects import ObjectStorage
 
 from .test_training_call import alone, data
@@ -115,6 +115,29 @@ def test_a_run_ends_once_its_checkpoints_and_its_model_are_stored_and_reported(t
     assert completed.model == "models/lineage-1.safetensors"
     assert completed.model in ObjectStorage(tmp_path.as_uri()).sizes("models/")
     assert [(count.once, count.more, count.never) for count in completed.ledger] == [(SIZE, 0, 0)]
+
+
+def test_a_loop_whose_body_is_a_whole_batch_takes_the_checkpoints_that_are_due_and_no_others(tmp_path: Path) -> None:
+    session = Stored(tmp_path)
+
+    def run() -> None:
+        enter_session(session)
+        seed(0)
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = DataLoader(data(SIZE), batch_size=16)
+        model, optimizer, loader = prepare(model, optimizer, batches, num_shards=2, checkpoint_every=2)
+        for _ in loader.epochs(2):
+            for inputs, targets in loader:
+                optimizer.zero_grad()
+                nn.functional.cross_entropy(model(inputs), targets).backward()
+                optimizer.step()
+        complete_left(session)
+
+    alone(run)
+    assert session.reports(Completed)
+    assert {saved.iteration for saved in session.reports(CheckpointSaved)} <= {2, 4, 6}
+    assert session.reports(CheckpointSaved)[-1].iteration == 2 * ITERATIONS
 
 
 @pytest.mark.parametrize("validates", [False, True])
