@@ -19,6 +19,7 @@ from resile_learner.agent.events import (
     Event,
     KillWorker,
     MessageReceived,
+    PrepareEnvironments,
     SendToWorker,
     StartWorker,
     TemplateKept,
@@ -49,8 +50,16 @@ from resile_learner.messages import (
     from_worker,
 )
 from resile_shared.messages.allocations import Allocation, Placement
-from resile_shared.messages.hosts import Address, Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
-from resile_shared.messages.instructions import AssignJobs, PauseWorkers, StopWorkers
+from resile_shared.messages.hosts import (
+    Address,
+    EnvironmentReport,
+    Heartbeat,
+    HostRecord,
+    HostState,
+    WorkerExit,
+    WorkerReport,
+)
+from resile_shared.messages.instructions import AssignJobs, PauseWorkers, SendHeartbeat, StopWorkers
 from resile_shared.messages.jobs import MAX_WARNINGS
 from resile_shared.messages.message import MAX_DETAILS, MAX_TEXT, at
 from resile_shared.messages.reports import Report
@@ -463,6 +472,44 @@ def test_a_number_that_cannot_be_is_no_message(number: str) -> None:
     fields = {"kind": "progress", "worker": 0, "generation": 1, "iteration": 1, "epoch": 0, number: -1}
     with pytest.raises(ValidationError):
         from_worker.validate_json(orjson.dumps(fields))
+
+
+# environments
+
+
+def environments(commands: list[Command]) -> dict[str, str] | None:
+    """The state of each, as the heartbeat among ``commands`` lists it."""
+    (beat,) = of_type(Heartbeat, commands)
+    return None if beat.environments is None else {each.job: each.state for each in beat.environments}
+
+
+def ahead(*jobs: str) -> AssignJobs:
+    return AssignJobs(epoch=1, incarnation=INCARNATION, jobs=(), environments=jobs)
+
+
+def test_environments_are_built_ahead_as_the_newest_assignment_says_and_each_change_is_reported() -> None:
+    core = AgentCore(HOST, INCARNATION, builds_ahead=True)
+    assert environments(core.handle(Tick(is_bus_up=True), now=1000.0)) == {}
+    assert core.handle(ahead("job-2", "job-3"), now=1000.0) == [PrepareEnvironments(("job-2", "job-3"))]
+    assert core.handle(ahead("job-2", "job-3"), now=1000.0) == [], "it is repeated"
+    ready = core.handle(EnvironmentReport(job="job-3", state="ready"), now=1001.0)
+    assert environments(ready) == {"job-2": "waiting", "job-3": "ready"}
+    assert core.handle(EnvironmentReport(job="job-9", state="ready"), now=1001.0) == [], "nobody has asked for it"
+    assert core.handle(ahead("job-3", "job-4"), now=1002.0) == [PrepareEnvironments(("job-3", "job-4"))]
+    beat = core.handle(Tick(is_bus_up=True), now=1003.0)
+    assert environments(beat) == {"job-3": "ready", "job-4": "waiting"}
+
+
+def test_a_host_that_builds_no_environments_ahead_says_so() -> None:
+    core = AgentCore(HOST, INCARNATION)
+    assert environments(core.handle(Tick(is_bus_up=True), now=1000.0)) is None
+    assert core.handle(ahead("job-2"), now=1000.0) == []
+    assert core.handle(EnvironmentReport(job="job-2", state="ready"), now=1001.0) == []
+
+
+def test_a_heartbeat_is_sent_at_once_only_to_who_probes_this_incarnation(agent: Agent) -> None:
+    assert len(of_type(Heartbeat, agent.handle(SendHeartbeat(incarnation=INCARNATION)))) == 1
+    assert agent.handle(SendHeartbeat(incarnation=INCARNATION + 1)) == []
 
 
 def test_an_internal_error_lists_the_last_events(agent: Agent) -> None:

@@ -445,6 +445,25 @@ def test_loading_needs_little_memory_beside_the_tensors(store: CheckpointStore) 
     assert peak < 2_000_000  # python's own; what obstore hands over are pieces of 8 MiB, four at once
 
 
+@pytest.mark.parametrize("read_bytes", [64, PART_BYTES // 2, PART_BYTES])
+def test_a_part_is_read_in_pieces_and_whole(
+    store: CheckpointStore, monkeypatch: pytest.MonkeyPatch, read_bytes: int
+) -> None:
+    save(store, 5)
+    monkeypatch.setattr("resile_learner.checkpoint.store._READ_BYTES", read_bytes)
+    sizes: list[int] = []
+    read_range = ObjectStorage.read_range
+
+    def note(objects: ObjectStorage, key: str, start: int, stop: int) -> memoryview:
+        if not key.endswith("part-00000"):  # the skeleton, which is read at once
+            sizes.append(stop - start)
+        return read_range(objects, key, start, stop)
+
+    monkeypatch.setattr(ObjectStorage, "read_range", note)
+    assert same_state(tree_of(load_newest(store)), state(5))
+    assert max(sizes) == read_bytes
+
+
 def test_what_is_written_to_a_folder_is_on_its_disk_and_parts_before_their_manifest(
     store: CheckpointStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

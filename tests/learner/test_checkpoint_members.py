@@ -33,13 +33,21 @@ class Members:
         self.generation = 1
         self.objects = ObjectStorage(folder.as_uri())
         self.store = CheckpointStore(folder.as_uri())
-        self.sessions = {me: StoredSession(folder.as_uri()) for me in range(num)}
-        self.queues = {me: UploadQueue() for me in range(num)}
-        self.parts = {me: Checkpointer(s, every=None, clock=self.clock, uploads=self.uploads(me)) for me, s in self}
+        self.sessions: dict[int, StoredSession] = {}
+        self.queues: dict[int, UploadQueue] = {}
+        self.parts: dict[int, Checkpointer] = {}
+        for me in range(num):
+            self.add(me)
         self.form(*range(num))
 
     def __iter__(self) -> Any:
         return iter(self.sessions.items())
+
+    def add(self, me: int) -> None:
+        """Start a worker that knows of no checkpoint."""
+        self.sessions[me] = StoredSession(self.objects.url)
+        self.queues[me] = UploadQueue()
+        self.parts[me] = Checkpointer(self.sessions[me], every=None, clock=self.clock, uploads=self.uploads(me))
 
     def clock(self) -> float:
         return self.now
@@ -52,10 +60,13 @@ class Members:
             session.view = View(self.generation, workers, me)  # type: ignore[misc]
         self.workers = workers
 
-    def recover(self, *workers: int, behind: tuple[int, ...] = ()) -> None:
-        """``workers`` go on without the others; those that are ``behind`` received the state of another."""
+    def recover(self, *workers: int, behind: tuple[int, ...] = (), joining: tuple[int, ...] = ()) -> None:
+        """``workers`` go on without the others; those that are ``behind`` received the state of another.
+
+        Those that are ``joining`` become members, too.
+        """
         self.generation += 1
-        self.form(*workers)
+        self.form(*workers, *joining)
         for me in workers:
             self.parts[me].recovered(is_behind=me in behind)
 
@@ -222,6 +233,23 @@ def test_a_checkpoint_that_waits_is_replaced_by_a_newer_one_everywhere(members: 
     assert members.store.complete() == [CheckpointId(1, 7, 1), CheckpointId(1, 5, 1)]
 
 
+def test_what_some_members_replace_is_given_up_by_one_that_had_begun_to_store_it(members: Members) -> None:
+    """It had been behind, and stored nothing. Else it would wait for a checkpoint that nobody completes."""
+    for iteration in (5, 6):
+        members.begin(iteration)
+    members.recover(0, 1, behind=(1,))
+    members.round()
+    for iteration in (7, 8):
+        members.begin(iteration)
+    assert members.queues[1].current == CheckpointId(1, 7, 2)
+    members.round()
+    assert members.queues[1].current == CheckpointId(1, 8, 2)
+    finish(members)
+    finish(members)
+    assert members.store.complete() == [CheckpointId(1, 8, 2), CheckpointId(1, 5, 1)]
+    assert not any(members.parts[me].is_busy for me in members.workers)
+
+
 def test_a_checkpoint_of_one_boundary_is_begun_once(members: Members) -> None:
     for iteration in (5, 5, 6):
         members.begin(iteration)
@@ -237,6 +265,43 @@ def test_a_member_may_be_behind_before_there_was_a_checkpoint(members: Members) 
     members.begin(5)
     finish(members)
     assert members.store.complete() == [CheckpointId(1, 5, 2)]
+
+
+def test_a_worker_that_a_recovery_makes_a_member_has_no_share_of_what_was_begun_before(members: Members) -> None:
+    """It has no snapshot: a joiner that the state was not handed to yet has never heard of the checkpoint."""
+    members.begin(5)
+    members.add(3)
+    members.recover(1, 2, joining=(3,))
+    assert [header.held for header in members.round()] == [["lineage-1/000000000005-g1"]] * 2 + [None]
+    assert members.upload(3) == []
+    finish(members)
+    assert members.store.complete() == [CheckpointId(1, 5, 1)]
+
+
+def test_a_closed_member_stores_nothing_more(members: Members) -> None:
+    members.begin(5)
+    members.parts[1].close()
+    assert members.upload(1) == []
+    assert members.queues[1].has_ended
+
+
+def test_a_header_says_whether_a_checkpoint_is_due_after_its_iteration(tmp_path: Path) -> None:
+    checkpointer = Checkpointer(StoredSession(tmp_path.as_uri()), every=5)
+    assert [checkpointer.header_fields(iteration).is_due for iteration in (4, 5, 6, 10)] == [False, True, False, True]
+    assert not checkpointer.header_fields().is_due, "its round does not train"
+
+
+def test_the_time_to_the_next_checkpoint_is_measured_from_the_last_one(tmp_path: Path) -> None:
+    now = 0.0
+    session, queue = StoredSession(tmp_path.as_uri()), UploadQueue()
+    checkpointer = Checkpointer(session, every="10 s", clock=lambda: now, uploads=lambda _: queue)
+    now = 12.0
+    assert checkpointer.header_fields(1).is_due
+    checkpointer.begin(1, state_of(1.0))
+    now = 21.9
+    assert not checkpointer.header_fields(2).is_due
+    now = 22.0
+    assert checkpointer.header_fields(2).is_due
 
 
 def test_members_that_differ_stop_with_what_is_wrong(members: Members) -> None:
@@ -305,6 +370,7 @@ def test_without_storage_there_are_no_checkpoints() -> None:
     assert not checkpointer.is_busy
     assert not checkpointer.is_failing
     assert checkpointer.model_key is None
+    checkpointer.close()
 
 
 def test_the_lowest_rank_alone_stores_the_final_model_once(members: Members) -> None:

@@ -205,10 +205,14 @@ def test_what_another_version_has_stored_is_named_and_kept_and_never_taken_for_d
     )
 
 
-def test_a_start_that_finds_only_damaged_checkpoints_keeps_the_state_of_the_script_and_says_so(tmp_path: Path) -> None:
+@pytest.mark.parametrize("known", [None, 6])
+def test_a_start_that_finds_only_damaged_checkpoints_keeps_the_state_of_the_script_and_says_so(
+    tmp_path: Path, known: int | None
+) -> None:
+    """Whether or not one of them was reported as stored: waiting would not make it whole."""
     for iteration in (3, 6):
         flip(store_checkpoint(tmp_path, iteration, 1.0))
-    session = StoredSession(tmp_path.as_uri(), lineage=2)
+    session = StoredSession(tmp_path.as_uri(), lineage=2, known=known)
     state = state_of(5.0)
     assert not Checkpointer(session, every=None).resume(state)
     assert weight_of(state) == 5.0

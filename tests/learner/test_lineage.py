@@ -17,6 +17,7 @@ from resile_learner.checkpoint.manifest import CheckpointId, Manifest, manifest_
 from resile_learner.checkpoint.snapshot import Snapshot
 from resile_learner.checkpoint.store import CheckpointStore, DamagedError, LineageFencedError, load_agreed
 from resile_learner.state.flat import allocate, flatten, unflatten
+from resile_shared.messages.allocations import StoredCheckpoint
 from resile_shared.storage.objects import ObjectStorage, StorageError
 
 NOW = datetime(2026, 1, 2, tzinfo=UTC)
@@ -302,6 +303,36 @@ def test_the_member_that_decides_reads_its_checkpoint_once(storage: Storage) -> 
     _, loaded = load_agreed(store, job="job-1", lineage=2, allocate=allocate_and_count)
     assert loaded is not None
     assert len(reads) == 1
+
+
+def test_a_member_that_comes_later_reads_what_was_decided_on_and_looks_for_nothing_else(storage: Storage) -> None:
+    """Listings may lag behind, or be slow; what the job has stored since is not what its members began with."""
+    storage.save(1, 20)
+    assert storage.start(2) == (1, 20)
+    storage.save_late(1, 30)
+    reads: list[bytes] = []
+
+    def allocate_and_count(skeleton: bytes) -> Sequence[Tensor]:
+        reads.append(skeleton)
+        return allocate(skeleton)
+
+    store = CheckpointStore(storage.folder.as_uri())
+    known = StoredCheckpoint(lineage=1, iteration=40)
+    start, loaded = load_agreed(store, job="job-1", lineage=2, allocate=allocate_and_count, known=known)
+    assert loaded is not None
+    assert loaded.manifest.checkpoint == start.base == CheckpointId(1, 20, 1)
+    assert len(reads) == 1
+
+
+def test_a_start_that_was_written_for_another_lineage_is_damaged(storage: Storage) -> None:
+    """As after someone copied a folder: nothing says what the members of this lineage began with."""
+    storage.save(1, 20)
+    assert storage.start(2) == (1, 20)
+    start = storage.objects.read("checkpoints/lineage-2/start.json")
+    storage.objects.put("checkpoints/lineage-3/start.json", [start])
+    with pytest.raises(DamagedError, match="its start is that of lineage 2"):
+        storage.start(3)
+    assert storage.start(4) == (1, 20)
 
 
 checkpoints = st.builds(CheckpointId, st.integers(1, 5), st.integers(0, 9), st.integers(1, 3))

@@ -85,6 +85,11 @@ def test_a_member_names_a_generation_only_when_its_joiner_is_linked_and_ready() 
     assert machine.view.named(1) == 1
     machine.handle(MessageReceived(2, JoinerReady(generation=2)))
     assert machine.view.named(1) == 2
+    machine.handle(LinkDown(2))
+    machine.handle(LinkUp(2))
+    assert machine.view.named(1) == 1, "a joiner whose links broke may withdraw until it is ready again"
+    machine.handle(MessageReceived(2, JoinerReady(generation=2)))
+    assert machine.view.named(1) == 2
 
 
 def test_a_member_knows_whether_it_trains_on_in_the_generation_that_it_names() -> None:
@@ -200,6 +205,15 @@ def test_a_pause_that_was_meant_for_the_job_before_its_cold_start_is_ignored() -
     assert machine.view.is_pause_requested
 
 
+def test_a_member_pauses_when_its_lineage_is_asked_to() -> None:
+    machine = member_of(order(1, 0, 1), 0)
+    assert not machine.view.is_pause_requested
+    machine.handle(PauseRequested(1))
+    assert machine.view.is_pause_requested
+    machine.handle(OrderReceived(order(2, 0, 1, 2)))
+    assert machine.view.is_pause_requested, "a change of the members does not end it"
+
+
 def test_a_worker_that_has_withdrawn_ignores_what_still_arrives() -> None:
     machine = Membership(2)
     machine.handle(OrderReceived(order(2, 0, 2)))
@@ -258,6 +272,17 @@ def test_a_leaver_that_a_recovery_drops_may_exit_and_does_not_recover() -> None:
     machine.handle(OrderReceived(order(3, 0, is_recovery=True)))
     assert machine.view.is_released
     assert not machine.view.must_recover
+
+
+def test_a_leaver_stays_while_only_its_successors_are_known_to_be_active() -> None:
+    """One of them has its last round, and others may not; once a later generation is active, all had it."""
+    machine = member_of(order(1, 0, 1), 1)
+    machine.handle(OrderReceived(order(2, 0)))
+    machine.handle(RoundCompleted((2, 2)))
+    machine.handle(MessageReceived(0, ActiveGeneration(generation=2)))
+    assert not machine.view.is_released
+    machine.handle(MessageReceived(0, ActiveGeneration(generation=3)))
+    assert machine.view.is_released
 
 
 def test_a_worker_changes_its_role_along_the_table_of_transitions() -> None:
@@ -329,6 +354,9 @@ def test_a_newer_order_is_requested_from_one_linked_peer_at_a_time() -> None:
     assert machine.handle(MessageReceived(7, Heartbeat(generation=3))) == [], "a peer that is not linked answers nobody"
     assert machine.handle(MessageReceived(1, Heartbeat(generation=3))) == [SendToPeer(1, OrderRequest())]
     assert machine.handle(MessageReceived(2, Heartbeat(generation=3))) == []
+    machine.handle(LinkDown(2))
+    machine.handle(LinkUp(2))
+    assert machine.handle(MessageReceived(2, Heartbeat(generation=3))) == [], "the one that was asked is still linked"
     machine.handle(LinkDown(1))
     assert machine.handle(MessageReceived(2, Heartbeat(generation=3))) == [SendToPeer(2, OrderRequest())]
     machine.handle(OrderReceived(newer))

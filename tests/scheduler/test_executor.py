@@ -10,7 +10,7 @@ import resile_scheduler.executor
 from resile_scheduler.executor import Batch, Executor
 from resile_scheduler.lease import LeadershipLost, Lease
 from resile_shared.bus import subjects
-from resile_shared.bus.buckets import Bucket, FencedError
+from resile_shared.bus.buckets import Bucket, Entry, FencedError
 from resile_shared.bus.client import Bus
 from resile_shared.bus.envelope import Received
 from resile_shared.bus.subjects import (
@@ -21,16 +21,18 @@ from resile_shared.bus.subjects import (
     NUMBERS,
     NUMBERS_KEY,
     POLICY,
+    POLICY_KEY,
     TENANTS,
+    TENANTS_KEY,
     USAGE,
     BucketSpec,
 )
 from resile_shared.messages.allocations import Allocation, Placement
-from resile_shared.messages.commands import Accepted
+from resile_shared.messages.commands import Accepted, Refused
 from resile_shared.messages.instructions import AssignJobs, Instruction, PauseWorkers
 from resile_shared.messages.jobs import HistoryItem, JobEvent, JobRecord, JobState
 from resile_shared.messages.message import at
-from resile_shared.messages.pool import PolicyRecord, TenantsRecord
+from resile_shared.messages.pool import PolicyEvent, PolicyRecord, TenantEvent, TenantShare, TenantsRecord
 from resile_shared.messages.usage import RemovedUsage
 from resile_testing.fixtures import Pool
 from resile_testing.waiting import until
@@ -280,3 +282,227 @@ async def test_an_event_that_the_bus_refuses_is_published_once_it_can_be(
         await until(lambda: not executor.num_unpublished)
         for task in tasks:
             task.cancel()
+
+
+def item(number: int, kind: str = "allocation", *, reason: str = "", slots: tuple[str, ...] = ()) -> HistoryItem:
+    return HistoryItem(
+        number=number,
+        time=at(1000.0 + number),
+        kind=kind,
+        generation=0,
+        workers=0,
+        slots=slots,
+        iteration=0,
+        reason=reason,
+    )
+
+
+def in_state(state: JobState, *, job: str = "job-1", num_items: int = 0) -> JobRecord:
+    return record(job).model_copy(update={"state": state, "num_items": num_items})
+
+
+async def tolerant(bus: Bus) -> tuple[Executor, list[str]]:
+    """A leader that has read what is stored, and the jobs that it reports as refused."""
+    lease = Lease(bus.bucket(LEASE), holder="leader", seconds=LONG)
+    await lease.acquire()
+    refused: list[str] = []
+    executor = Executor(bus, lease, on_refused=lambda job, _: refused.append(job))
+    await executor.read()
+    return executor, refused
+
+
+async def stored_record(bus: Bus) -> Entry[JobRecord] | None:
+    return await bus.bucket(JOBS).get("job-1")
+
+
+async def test_requests_are_answered_once_what_they_changed_is_stored(pool: Pool) -> None:
+    executor, _ = await tolerant(await pool.bus("scheduler"))
+    given = (("one", Accepted(job_id="job-1")), ("two", Refused(code="unknown", reason="there is none")))
+    futures = [executor.answer_to(command) for command, _ in given]
+    await carry_out(executor, Batch(records=((record("job-1"), ()),), answers=given))
+    assert [future.result() for future in futures] == [answer for _, answer in given]
+
+
+async def test_a_job_that_the_bus_refuses_is_not_accepted(pool: Pool) -> None:
+    bus = await pool.bus("scheduler")
+    executor, refused = await tolerant(bus)
+    await limit_records(bus, max_bytes=10)
+    answer = executor.answer_to("request")
+    answers = (("request", Accepted(job_id="job-1")),)
+    await carry_out(executor, Batch(records=((record("job-1"), (item(1),)),), answers=answers))
+    assert refused == ["job-1"]
+    response = answer.result()
+    assert isinstance(response, Refused)
+    assert (response.code, response.reason) == (
+        "unavailable",
+        "job-1 cannot be stored: the scheduler's log says why",
+    )
+
+
+async def test_instructions_are_sent_to_the_hosts_that_they_are_for(pool: Pool) -> None:
+    received: asyncio.Queue[Instruction] = asyncio.Queue()
+
+    async def note(instruction: Received[Instruction]) -> None:
+        received.put_nowait(instruction.message)
+
+    bus = await pool.bus("scheduler")
+    await (await pool.bus("learner")).subscribe(subjects.instruction("host-1"), Instruction, note)
+    executor, _ = await tolerant(bus)
+    given = [Instruction(PauseWorkers(epoch=1, job=f"job-{number}", lineage=1)) for number in (1, 2)]
+    await carry_out(executor, Batch(instructions=tuple(("host-1", each) for each in given)))
+    assert [await received.get() for _ in given] == given
+
+
+async def test_the_items_of_a_history_are_published_once_they_are_stored(pool: Pool) -> None:
+    bus = await pool.bus("scheduler")
+    executor, _ = await tolerant(bus)
+    publishing = asyncio.create_task(executor.publish())
+    await carry_out(executor, Batch(records=((in_state(JobState.QUEUED, num_items=1), (item(1),)),)))
+    events = bus.read_stream(EVENTS, JobEvent, subject=subjects.job_events("job-1"))
+    async with aclosing(events.follow(after=0)) as published:
+        assert (await anext(published)).message.item == item(1)
+    publishing.cancel()
+
+
+async def pool_events(bus: Bus, what: str) -> list[PolicyEvent | TenantEvent]:
+    """All that is published of a change of the pool, until now."""
+    kind: type[PolicyEvent | TenantEvent] = PolicyEvent if what == "policy" else TenantEvent
+    newest = await bus.last(EVENTS, kind, subject=subjects.pool_event(what))
+    found: list[PolicyEvent | TenantEvent] = []
+    if newest is not None:
+        reader = bus.read_stream(EVENTS, kind, subject=subjects.pool_event(what))
+        async with aclosing(reader.follow(after=0)) as published:
+            async for received in published:
+                found.append(received.message)
+                if received.sequence == newest.sequence:
+                    break
+    return found
+
+
+async def test_each_change_of_the_policy_is_published_once(pool: Pool) -> None:
+    bus = await pool.bus("scheduler")
+    executor, _ = await tolerant(bus)
+    await carry_out(executor, Batch(policy=PolicyRecord(number=1)))
+    assert await pool_events(bus, "policy") == [], "nobody has changed it"
+    for number in (2, 2, 3):
+        await carry_out(executor, Batch(policy=PolicyRecord(number=number, changed=at(1000.0 + number))))
+    assert [event.number for event in await pool_events(bus, "policy")] == [2, 3]
+
+
+async def test_each_change_of_a_tenant_is_published_once_with_its_share(pool: Pool) -> None:
+    bus = await pool.bus("scheduler")
+    executor, _ = await tolerant(bus)
+    share = TenantShare(weight=3)
+    for number, tenant in ((1, None), (2, "a"), (2, "a"), (3, "b")):
+        changed = TenantsRecord(number=number, changed=at(1000.0 + number), tenant=tenant, tenants={"a": share})
+        await carry_out(executor, Batch(tenants=changed))
+    events = await pool_events(bus, "tenant")
+    assert all(isinstance(event, TenantEvent) for event in events)
+    assert [(event.number, event.tenant, event.share) for event in events if isinstance(event, TenantEvent)] == [
+        (2, "a", share),
+        (3, "b", None),
+    ]
+
+
+async def test_a_change_that_a_leader_stored_and_did_not_publish_is_published_by_the_next_one(pool: Pool) -> None:
+    bus = await pool.bus("scheduler")
+    lease, old = await leader(bus, "old")
+    await old.read()
+    changed = at(1000.0)
+    fence = await bus.bucket(POLICY).take_over(lease.epoch)
+    await bus.bucket(POLICY).put(POLICY_KEY, PolicyRecord(number=1, changed=changed), fence=fence)
+    fence = await bus.bucket(TENANTS).take_over(lease.epoch)
+    await bus.bucket(TENANTS).put(TENANTS_KEY, TenantsRecord(number=1, changed=changed, tenant="a"), fence=fence)
+    for name in ("new", "newest"):
+        await lease.release()
+        lease, new = await leader(bus, name)
+        await new.read()
+        for what in ("policy", "tenant"):
+            assert [event.number for event in await pool_events(bus, what)] == [1], what
+
+
+async def test_the_number_of_a_removed_job_is_never_replaced_by_a_lower_one(pool: Pool) -> None:
+    """Else another job gets the id of one that is gone, and with it what is left of it anywhere."""
+    bus = await pool.bus("scheduler")
+    executor, _ = await tolerant(bus)
+    assert (await bus.bucket(NUMBERS).get(NUMBERS_KEY)) is None
+    for job in ("job-7", "job-3"):
+        await carry_out(executor, Batch(records=((record(job), ()),)))
+        await executor.remove(job)
+    number = await bus.bucket(NUMBERS).get(NUMBERS_KEY)
+    assert number is not None
+    assert number.value.number == 7
+
+
+async def test_a_pool_without_jobs_has_used_no_number(pool: Pool) -> None:
+    _, executor = await leader(await pool.bus("scheduler"), "leader")
+    assert (await executor.read()).last_number == 0
+
+
+async def test_of_a_removed_job_nothing_is_left_to_publish(pool: Pool) -> None:
+    executor, _ = await tolerant(await pool.bus("scheduler"))
+    await carry_out(executor, Batch(records=((in_state(JobState.STOPPED, num_items=1), (item(1),)),)))
+    assert executor.num_unpublished == 1
+    await executor.remove("job-1")
+    assert executor.num_unpublished == 0
+
+
+async def test_the_history_of_a_refused_job_is_stored_whole_with_its_end_and_nothing_before(pool: Pool) -> None:
+    """It has to end, since nobody would know of what it did: only that is stored once the bus takes records again."""
+    bus = await pool.bus("scheduler")
+    executor, refused = await tolerant(bus)
+    await limit_records(bus, max_bytes=10)
+    for number in (1, 2):
+        await carry_out(executor, Batch(records=((in_state(JobState.QUEUED, num_items=number), (item(number),)),)))
+    assert refused == ["job-1"], "it is said once"
+    await limit_records(bus, max_bytes=-1)
+    await carry_out(executor, Batch(retries=True))
+    assert await stored_record(bus) is None, "it has not ended"
+    assert executor.is_refused("job-1")
+    ended = in_state(JobState.FAILED, num_items=3)
+    await carry_out(executor, Batch(records=((ended, (item(3, "failed", slots=("host-1/0",)),)),)))
+    stored = await stored_record(bus)
+    assert stored is not None
+    assert stored.value.state is JobState.FAILED
+    assert [(each.number, each.slots) for each in stored.value.unpublished] == [(1, ()), (2, ()), (3, ())]
+    assert not executor.is_refused("job-1")
+
+
+async def test_an_end_that_was_stored_late_is_stored_once(pool: Pool) -> None:
+    bus = await pool.bus("scheduler")
+    executor, _ = await tolerant(bus)
+    await limit_records(bus, max_bytes=10)
+    await carry_out(executor, Batch(records=((in_state(JobState.STOPPED, num_items=1), (item(1, "stopped"),)),)))
+    await limit_records(bus, max_bytes=-1)
+    await carry_out(executor, Batch(retries=True))
+    stored = await stored_record(bus)
+    assert stored is not None
+    await carry_out(executor, Batch(retries=True))
+    assert await stored_record(bus) == stored
+
+
+@pytest.mark.parametrize("limit", ["MAX_UNPUBLISHED", "MAX_UNPUBLISHED_BYTES"])
+async def test_a_record_never_holds_more_of_a_history_than_it_has_room_for(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    """What has no room is published first; if the bus takes neither, the job ends."""
+    maximum = 3 if limit == "MAX_UNPUBLISHED" else 3 * 6 * 100
+    monkeypatch.setattr(resile_scheduler.executor, limit, maximum)
+    bus = await pool.bus("scheduler")
+    executor, refused = await tolerant(bus)
+    lengths = []
+    for number in range(1, 8):
+        items = (item(number, reason="x" * 100),)
+        await carry_out(executor, Batch(records=((in_state(JobState.QUEUED, num_items=number), items),)))
+        stored = await stored_record(bus)
+        assert stored is not None
+        lengths.append(len(stored.value.unpublished))
+    assert lengths == [1, 2, 3, 1, 2, 3, 1]
+    await limit_events(bus, max_bytes=10)
+    for number in (8, 9, 10):
+        items = (item(number, reason="x" * 100),)
+        await carry_out(executor, Batch(records=((in_state(JobState.QUEUED, num_items=number), items),)))
+    assert refused == ["job-1"]
+    stored = await stored_record(bus)
+    assert stored is not None
+    assert [each.number for each in stored.value.unpublished] == [7, 8, 9]

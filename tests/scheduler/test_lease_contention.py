@@ -214,3 +214,19 @@ class Contention(RuleBasedStateMachine):
 
 Contention.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
 TestContention = Contention.TestCase
+
+
+def test_a_lease_is_renewed_four_times_in_the_time_for_which_it_is_trusted() -> None:
+    """Not more often: each renewal is a write that the bus makes durable."""
+    loop, store = VirtualLoop(), Store()
+    store.latency = 0.0
+
+    async def lead() -> int:
+        contenders = [Contender(name, store, lambda _: None) for name in ("a", "b")]
+        await asyncio.sleep(10 * SECONDS)
+        for contender in contenders:
+            await contender.kill()
+        return store.revision
+
+    assert loop.run_until_complete(lead()) in (40, 41)
+    loop.close()

@@ -35,6 +35,7 @@ from resile_shared.policies import PolicyName
 from resile_shared.recent_events import InternalError
 
 UNLUCKY = 13
+REQUEST = JobChangeRequested("unlucky", JobStop(job_id="job-9"))
 
 
 @pytest.fixture(autouse=True)
@@ -163,6 +164,7 @@ def test_what_operators_have_chosen_stays(pool: ShelledPool) -> None:
 def test_a_pool_that_is_about_to_stop_starts_nothing(pool: ShelledPool) -> None:
     pool.drop_a_report(2)
     pool.handle(PoolSuspendRequested("suspend", epoch=1))
+    pool.handle(PoolSuspendRequested("suspend", epoch=0))  # late, for the scheduler before
     pool.handle(pool.without_dropped())
     pool.submit_job(3)
     assert pool.state("job-3") == "queued"
@@ -179,6 +181,26 @@ def test_a_number_is_not_given_again(pool: ShelledPool) -> None:
     restored = pool.without_dropped()
     assert restored.last_number == 3
     assert {record.job for record in restored.jobs} == {"job-1", "job-4"}
+    assert {allocation.job for allocation in restored.allocations} == {"job-1", "job-4"}
+
+
+def test_what_the_scheduler_before_has_stored_is_not_lost(pool: ShelledPool) -> None:
+    """Nothing is stored of a job that has ended any more, nor of what removed jobs have used: it was only found."""
+    for number in (2, 3):
+        pool.submit_job(number)
+        pool.handle(JobChangeRequested(f"stop {number}", JobStop(job_id=f"job-{number}")))
+    pool.run(until=60)
+    pool.handle(JobChangeRequested("delete", JobDelete(job_id="job-3")))
+    pool.run(until=70)
+    assert pool.records.keys() == {"job-1", "job-2"}
+    before = pool.shell.core.without(REQUEST, "a fault", now=pool.now)
+    assert {usage.tenant for usage in before.removed_usage} == {"default"}
+    pool.restart_scheduler()
+    restored = pool.shell.core.without(REQUEST, "a fault", now=pool.now)
+    assert {record.job: record.state.value for record in restored.jobs} == {"job-1": "running", "job-2": "stopped"}
+    assert {allocation.job for allocation in restored.allocations} == {"job-1", "job-2"}
+    assert restored.removed_usage == before.removed_usage
+    assert restored.last_number == 3
 
 
 def test_a_removal_that_was_under_way_when_the_core_began_again_ends_once(pool: ShelledPool) -> None:
@@ -256,6 +278,21 @@ def test_heartbeats_of_a_host_are_ignored_for_a_while_after_one_that_raised(
     assert len(arrived) == 2
     pool.run(until=pool.now - pool.start + 10)
     assert pool.hosts_of("job-3") == {"host-13"}
+
+
+def test_each_host_is_ignored_for_a_time_of_its_own(pool: ShelledPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def superstitious(self: HostEvents, heartbeat: Heartbeat, *, now: float) -> None:
+        raise ValueError(heartbeat.host)
+
+    monkeypatch.setattr(HostEvents, "on_heartbeat", superstitious)
+    for host in ("host-2", "host-3"):
+        pool.add_host(host, 1)
+    pool.send_heartbeats()
+    second, third = (next(h for h in pool.shell.dropped if h.host == host) for host in ("host-2", "host-3"))
+    now, without = pool.now + 2 * IGNORED_SECONDS, pool.shell.core.without
+    assert without(second, "a fault", now=now).ignored_hosts == {"host-2"}, "the others' time is over"
+    assert without(third, "a fault", now=now + IGNORED_SECONDS / 2).ignored_hosts == {"host-2", "host-3"}
+    assert without(third, "a fault", now=now + IGNORED_SECONDS).ignored_hosts == {"host-3"}
 
 
 def test_a_host_whose_heartbeats_always_raise_does_not_hold_up_removals_for_good(

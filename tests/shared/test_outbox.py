@@ -7,12 +7,13 @@ from resile_shared.bus.client import Bus
 from resile_shared.bus.connection import Connection
 from resile_shared.bus.envelope import Received
 from resile_shared.bus.outbox import Outbox
-from resile_shared.bus.subjects import EVENTS, JOB_EVENTS
-from resile_shared.messages.jobs import JobEvent
+from resile_shared.bus.subjects import EVENTS, JOB_EVENTS, job_events
+from resile_shared.messages.jobs import JobEvent, JobState
+from resile_shared.messages.reports import Ready
 from resile_testing.fixtures import Pool
 from resile_testing.waiting import PATIENCE_SECONDS, until
 
-from .examples import record
+from .examples import item, record
 
 
 class Reader:
@@ -43,7 +44,39 @@ async def test_each_item_is_published_once_in_order(pool: Pool) -> None:
     for num_items, num_published in ((0, 0), (1, 0), (4, 1), (4, 0), (6, 4)):
         await publish(outbox, num_items=num_items, num_published=num_published)
         assert outbox.unpublished("job-1") == ()
+        assert outbox.jobs == ()
     assert await reader.has(1, 2, 3, 4, 5, 6)
+
+
+async def test_an_event_describes_its_job_as_the_record_does(pool: Pool) -> None:
+    """So that a replay of the history needs no records, of which the older ones are gone."""
+    bus = await pool.bus("scheduler")
+    ready = Ready(iterations_total=300, num_shards=24, batch_size=48, epochs=3, samples=4800, bits="same bits")
+    stored = record(num_items=1)
+    spec = stored.spec.model_copy(
+        update={"tenant": "a", "min_workers": 2, "max_workers": 4, "sizes": (2, 4), "group": "sweep"}
+    )
+    stored = stored.model_copy(update={"spec": spec, "priority": 70})
+    for known in (stored, stored.model_copy(update={"ready": ready, "unpublished": (item(2),)})):
+        outbox = Outbox(bus)
+        outbox.put(known)
+        await outbox.flush("job-1")
+        newest = await bus.last(EVENTS, JobEvent, subject=job_events("job-1"))
+        assert newest is not None
+        assert newest.message == JobEvent(
+            job="job-1",
+            name="digits",
+            tenant="a",
+            state=JobState.RUNNING,
+            priority=70,
+            item=known.unpublished[0],
+            min_workers=2,
+            max_workers=4,
+            sizes=(2, 4),
+            group="sweep",
+            num_shards=24 if known.ready else None,
+            iterations_total=300 if known.ready else None,
+        )
 
 
 async def test_another_scheduler_goes_on_where_the_last_was_and_an_old_one_adds_nothing(
@@ -69,6 +102,21 @@ async def test_two_schedulers_at_once_add_each_item_once(pool: Pool) -> None:
     for num_items in range(8, 65, 8):
         await asyncio.gather(*(publish(outbox, num_items=num_items) for outbox in outboxes))
     assert await reader.has(*range(1, 65))
+
+
+async def test_of_a_removed_job_nothing_is_remembered(pool: Pool) -> None:
+    """Thousands come and go. Where its events end is looked up again, should it be needed."""
+    outbox = Outbox(await pool.bus("scheduler"))
+    reader = Reader(await pool.bus("monitor"))
+    await publish(outbox, num_items=2)
+    outbox.put(record(num_items=3))
+    await outbox.forget("job-1")
+    assert outbox.jobs == ()
+    outbox.put(record(num_items=3))
+    assert outbox.num_unpublished == 3, "it is not known what is published"
+    await outbox.flush("job-1")
+    assert outbox.num_unpublished == 0
+    assert await reader.has(1, 2, 3)
 
 
 class Killed(Exception):

@@ -11,13 +11,17 @@ import pytest
 from torch import Tensor
 
 from resile_learner.collectives.departure import LeaveAcknowledgement
+from resile_learner.collectives.spec import Tag
 from resile_learner.messages import (
     CheckpointSaved,
     Completed,
     Failed,
+    Imported,
     Left,
     Member,
     Order,
+    Pause,
+    Ready,
     Switched,
     WorkerConfig,
     WorkerListening,
@@ -76,7 +80,7 @@ class Scene:
         found = (m for m in self.messages if isinstance(m, WorkerListening) and m.worker == worker)
         return next(found, None)
 
-    def order(self, *ids: int, is_recovery: bool = False, cold_start: bool = False) -> None:
+    def order(self, *ids: int, is_recovery: bool = False, cold_start: bool = False, until: int | None = None) -> None:
         """Order the next generation, and send it to every worker that lives."""
         members = []
         for worker in ids:
@@ -91,6 +95,7 @@ class Scene:
             secret=f"secret-{number}",
             cold_start=cold_start or number == 1,
             is_recovery=is_recovery,
+            until=until,
         )
         self.orders.append(order)
         for worker, process in self.processes.items():
@@ -246,6 +251,65 @@ def test_a_worker_that_is_behind_gets_nothing_that_an_abandoned_round_has_change
 
 
 @pytest.mark.parametrize("seed", range(3))
+def test_a_worker_that_has_received_the_state_is_not_behind_any_more(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another recovery is ordered before that one is active: whoever else is behind may need its state."""
+    scene = OneBehind(seed, monkeypatch)
+    load, num_loaded = RunState.load_received, 0
+
+    def load_while_another_recovery_is_ordered(state: RunState) -> None:
+        nonlocal num_loaded
+        num_loaded += 1
+        load(state)
+        if num_loaded == 1:
+            scene.order(0, 1, is_recovery=True)
+            scene.cluster.threads.sleep(1.0)
+
+    monkeypatch.setattr(RunState, "load_received", load_while_another_recovery_is_ordered)
+    scene.order(0, 1, is_recovery=True)
+    scene.check_completed()
+    assert scene.orders[-1].generation == 3
+    assert num_loaded == 1
+
+
+def test_a_leaver_that_waits_for_a_recovery_leaves_if_it_has_no_part_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that were to continue are lost, and another leaver goes on in their place."""
+    scene = Scene(0, SCRIPT)
+    scene.start(0, 1, 2)
+    scene.order(0, 1, 2)
+    scene.run(scene.has_trained(3))
+    confirm = LeaveAcknowledgement.confirm
+
+    def confirm_or_die(acknowledgement: LeaveAcknowledgement, peer: int, tag: Tag) -> None:
+        scene.processes[0].kill()
+        if 0 in acknowledgement._poller.links:  # else this is worker 0
+            confirm(acknowledgement, peer, tag)
+
+    monkeypatch.setattr(LeaveAcknowledgement, "confirm", confirm_or_die)
+    scene.order(0)
+    scene.run(lambda: 0 in scene.exits)
+    waited = scene.loop.now + 5.0
+    scene.run(lambda: scene.loop.now > waited)
+    assert 2 not in scene.exits
+    scene.order(1, is_recovery=True)
+    scene.check_completed()
+    assert {worker: exit_.kind for worker, exit_ in scene.exits.items()} == {0: "killed", 1: "finished", 2: "left"}
+
+
+def test_workers_that_are_ready_say_so_and_wait_for_their_order() -> None:
+    scene = Scene(0, SCRIPT)
+    scene.start(0, 1)
+    waited = scene.loop.now + 10.0
+    scene.run(lambda: scene.loop.now > waited)
+    for kind in (Imported, Ready):
+        assert sorted(message.worker for message in scene.messages if isinstance(message, kind)) == [0, 1]
+    assert not scene.exits
+    scene.order(0, 1)
+    scene.check_completed()
+
+
+@pytest.mark.parametrize("seed", range(3))
 def test_workers_that_are_all_replaced_leave_as_soon_as_the_others_have_the_state(seed: int) -> None:
     scene = Scene(seed, SCRIPT)
     scene.start(0, 1)
@@ -275,6 +339,21 @@ def test_a_leaver_goes_on_if_it_is_not_known_that_another_worker_has_what_it_has
     monkeypatch.undo()
     scene.order(*sorted({0, 1} - scene.exits.keys()), is_recovery=True)
     scene.check_completed()
+
+
+def test_members_that_wait_for_the_next_step_of_a_plan_can_be_paused() -> None:
+    """A scheduler that is replaced meanwhile, or has no slots, may not order it soon."""
+    scene = Scene(0, SCRIPT)
+    scene.start(0, 1)
+    scene.order(0, 1, until=5)
+    waited = scene.loop.now + 20.0
+    scene.run(lambda: scene.loop.now > waited)
+    assert max(commit.iteration for commit in scene.commits) == 3
+    for process in scene.processes.values():
+        process.send(Pause(lineage=1))
+    scene.run(lambda: any(isinstance(message, CheckpointSaved) for message in scene.messages))
+    saved = next(message for message in scene.messages if isinstance(message, CheckpointSaved))
+    assert (saved.iteration, saved.pausing) == (5, True), "as far as the plan goes"
 
 
 def test_a_checkpoint_is_one_of_the_members_before_the_change_at_its_boundary() -> None:

@@ -33,8 +33,7 @@ class Outbox:
 
     def put(self, record: JobRecord) -> None:
         """Take over ``record``, which is stored: `flush` publishes its items."""
-        if record.unpublished:
-            self._stored[record.job] = record
+        self._stored[record.job] = record
 
     @property
     def jobs(self) -> tuple[str, ...]:

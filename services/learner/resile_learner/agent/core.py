@@ -270,7 +270,7 @@ class AgentCore:
             return []
         before = (worker.state, worker.address, worker.generation)
         self._apply(job, message, worker)
-        changed = before != (worker.state, worker.address, worker.generation) or isinstance(message, Switched)
+        changed = before != (worker.state, worker.address, worker.generation)
         beat = self._heartbeat(now) if changed else []
         match message:
             case WorkerListening():

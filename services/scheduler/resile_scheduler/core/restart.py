@@ -8,13 +8,9 @@ core cannot start over either, the event is not at fault.
 
 from collections.abc import Callable, Mapping, Sequence
 
-from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.commands import PoolPolicy
 from resile_shared.messages.hosts import Heartbeat, HostRecord
-from resile_shared.messages.jobs import JobRecord
-from resile_shared.messages.pool import PolicyRecord, TenantsRecord
 from resile_shared.messages.reports import Report
-from resile_shared.messages.usage import RemovedUsage
 
 from .core import Scheduler
 from .events import (
@@ -95,24 +91,20 @@ class _Stored:
     """What a new leader would find once all commands so far are carried out."""
 
     def __init__(self) -> None:
-        self._jobs: dict[str, JobRecord] = {}
-        self._allocations: dict[str, Allocation] = {}
-        self._hosts: dict[str, HostRecord] = {}
-        self._last_number = 0
-        self._policy: PolicyRecord | None = None
-        self._tenants: TenantsRecord | None = None
-        self._usage: dict[str, RemovedUsage] = {}
-        self._is_suspended = False
+        self._take_over(StateRestored())
+
+    def _take_over(self, event: StateRestored) -> None:
+        self._jobs = {record.job: record for record in event.jobs}
+        self._allocations = {allocation.job: allocation for allocation in event.allocations}
+        self._hosts = {host.host: host for host in event.hosts}
+        self._last_number, self._is_suspended = event.last_number, event.is_suspended
+        self._policy, self._tenants = event.policy, event.tenants
+        self._usage = {usage.tenant: usage for usage in event.removed_usage}
 
     def note_event(self, event: Event, *, epoch: int) -> None:
         match event:
             case StateRestored():
-                self._jobs = {record.job: record for record in event.jobs}
-                self._allocations = {allocation.job: allocation for allocation in event.allocations}
-                self._hosts = {host.host: host for host in event.hosts}
-                self._last_number, self._is_suspended = event.last_number, event.is_suspended
-                self._policy, self._tenants = event.policy, event.tenants
-                self._usage = {usage.tenant: usage for usage in event.removed_usage}
+                self._take_over(event)
             case HostRecord():
                 self._hosts[event.host] = event
             case HostRemoved(host):
