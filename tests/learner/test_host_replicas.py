@@ -196,3 +196,18 @@ async def test_an_agent_that_ends_takes_no_more_requests(pool: Pool) -> None:
         await host.replicas.close()
         assert (await reply_of(asked))[0].status == "lost"
         assert await host.ask() is None
+
+
+async def test_the_requests_that_replicas_have_are_counted_as_a_mean_over_time(pool: Pool) -> None:
+    async with house(pool) as host, host.replica() as replica:
+        await host.join(replica)
+        host.replicas.take_in_flight()
+        asked = [host.ask() for _ in range(3)]
+        await until(lambda: len(replica.requests) == 3)
+        host.replicas.take_in_flight()
+        assert host.replicas.take_in_flight() == {("job-1", 0): 3.0}
+        for _ in asked:
+            replica.answer()
+        await asyncio.gather(*asked)
+        assert 0.0 < host.replicas.take_in_flight()["job-1", 0] <= 3.0
+        assert host.replicas.take_in_flight() == {("job-1", 0): 0.0}

@@ -8,9 +8,9 @@ from resile_shared.messages.services import Service
 from .test_core import Bench, gone, ready, worker
 
 
-def serving(bench: Bench, *, replicas: int = 2) -> Bench:
-    """A service with all its replicas on the only host."""
-    bench.submit(service=Service(class_name="Served"), max_workers=replicas)
+def serving(bench: Bench, *, least: int = 2, most: int = 2) -> Bench:
+    """A service with its first replicas on the only host."""
+    bench.submit(service=Service(class_name="Served"), min_workers=least, max_workers=most)
     begin(bench)
     return bench
 

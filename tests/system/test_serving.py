@@ -16,6 +16,7 @@ import pytest
 import resile
 from resile.client import find_server
 from resile.http_requests import Refused, Server
+from resile_shared.messages.jobs import JobState
 from resile_testing.waiting import PATIENCE_SECONDS
 
 from .conftest import TRAIN
@@ -89,8 +90,8 @@ def serve(pool: UpPool, target: str, *options: object) -> str:
 
 @pytest.fixture(scope="module")
 def job(pool: UpPool, script: Path) -> str:
-    """Three replicas at most."""
-    return serve(pool, f"{script}:Classifier", "--max-replicas", 3)
+    """Up to three replicas, whatever their load."""
+    return serve(pool, f"{script}:Classifier", "--max-replicas", 3, "--in-flight", 0.001)
 
 
 def test_methods_are_called_in_python_and_over_http(pool: UpPool, server: Server, job: str) -> None:
@@ -176,6 +177,66 @@ def test_no_call_that_may_be_repeated_fails_while_replicas_are_killed_and_others
     assert pool.run("resume", job).status == 0
     calls.go_on()
     assert calls.end() == []
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("num_peaks", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_a_peak_of_requests_takes_slots_from_training_and_gives_them_back_and_the_bits_stay(
+    pool: UpPool, server: Server, script: Path, tmp_path: Path, num_peaks: int
+) -> None:
+    for running in pool.ask("jobs")["jobs"]:
+        if not JobState(running["state"]).is_final:
+            pool.run("stop", running["id"])
+    train = tmp_path / "training" / "train.py"
+    train.parent.mkdir()
+    train.write_text(TRAIN)
+    options = ("--shards", 12, "--epochs", 60 + 180 * num_peaks)
+    undisturbed = pool.run("run", train, "--workers", 1, "--json", "--", *options)
+    assert undisturbed.status == 0, undisturbed.err
+    training = pool.submit(train, "--name", "training", "--", *options, "--pause", 0.02)
+    pool.becomes(training, lambda view: view["workers"] == 4)
+    job = serve(pool, f"{script}:Classifier", "--name", "peak", "--max-replicas", 3, "--in-flight", 1)
+    pool.becomes(job, lambda view: view["workers"] == 1)
+    pool.becomes(training, lambda view: view["workers"] == 3)
+    for _ in range(num_peaks):
+        peak = Peak(server, num_callers=4)
+        pool.becomes(job, lambda view: view["workers"] == 2)
+        pool.becomes(training, lambda view: view["workers"] == 2)
+        assert peak.end() == []
+        pool.becomes(job, lambda view: view["workers"] == 1)
+        pool.becomes(training, lambda view: view["workers"] == 3)
+    assert pool.completed(training)["params_sha256"] == undisturbed.json["params_sha256"]
+    reasons = [item["reason"] for item in pool.view(training)["history"] if item["kind"] == "allocation"]
+    assert sum(f"{job} has" in reason for reason in reasons) >= 2 * num_peaks, reasons
+    assert pool.run("stop", job).status == 0
+
+
+class Peak:
+    """Callers who each have one request at a time, until `end`."""
+
+    def __init__(self, server: Server, *, num_callers: int) -> None:
+        self._server = server
+        self._is_over = threading.Event()
+        self._errors: list[str] = []
+        self._threads = [threading.Thread(target=self._call) for _ in range(num_callers)]
+        for thread in self._threads:
+            thread.start()
+
+    def _call(self) -> None:
+        service = resile.remote("peak", server=self._server)
+        while not self._is_over.is_set():
+            try:
+                service.sleep(0.1)
+            except Exception as error:
+                self._errors.append(f"{type(error).__name__}: {error}")
+        service.close()
+
+    def end(self) -> list[str]:
+        """Return the errors."""
+        self._is_over.set()
+        for thread in self._threads:
+            thread.join()
+        return self._errors
 
 
 class Calls:

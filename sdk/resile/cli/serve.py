@@ -51,6 +51,14 @@ def serve(
     concurrency: Annotated[
         int, typer.Option(metavar="N", help="Requests that a replica computes at the same time. Default: 1.")
     ] = 1,
+    in_flight: Annotated[
+        float | None,
+        typer.Option(
+            metavar="N",
+            help="Requests that a replica should have on average: with more, there are more replicas. "
+            "Default: twice the concurrency.",
+        ),
+    ] = None,
     priority: Annotated[
         int | None, typer.Option(metavar="N", help="A higher priority means a larger share. Default: 5000.")
     ] = None,
@@ -75,7 +83,7 @@ def serve(
 
     \b
     resile serve classify.py:Classifier                     one replica
-    resile serve classify.py:Classifier --max-replicas 4    up to four, as many as are free
+    resile serve classify.py:Classifier --max-replicas 4    up to four, as many as its requests need
     resile stop classify                                    end it
 
     Each replica makes one object, and its methods answer requests: resile.remote("classify").predict(x) in Python,
@@ -94,7 +102,7 @@ def serve(
         "mounts": tuple(str(Path(mount).absolute()) for mount in mounts or ()),
         "min_workers": min_replicas,
         "max_workers": max_replicas,
-        "service": {"class_name": class_name, "concurrency": concurrency},
+        "service": {"class_name": class_name, "concurrency": concurrency, "in_flight": in_flight},
         "priority": priority,
         "tenant": tenant,
         "group": group,

@@ -153,6 +153,13 @@ class WorkerReport(Message):
     generation: Count = Field(default=0, description="the newest generation that it trained in; 0: none")
     iteration: Count = 0
     exit: WorkerExit | None = Field(default=None, description="set when gone")
+    in_flight: float | None = Field(
+        default=None,
+        ge=0,
+        le=MAX_INTEGER,
+        exclude_if=lambda in_flight: in_flight is None,
+        description="of a replica: the requests that it had, on average since the last tick",
+    )
 
 
 class EnvironmentReport(Message):

@@ -14,3 +14,14 @@ class Service(Message):
     concurrency: Positive = Field(
         default=1, le=MAX_CONCURRENCY, description="how many requests a replica computes at the same time"
     )
+    in_flight: float | None = Field(
+        default=None,
+        gt=0,
+        le=MAX_CONCURRENCY,
+        description="how many requests a replica should have, on average; null: twice as many as it computes",
+    )
+
+    @property
+    def per_replica(self) -> float:
+        """The number of requests for which there should be a replica."""
+        return self.in_flight or 2.0 * self.concurrency

@@ -317,6 +317,9 @@ class AgentCore:
     def _on_tick(self, tick: Tick, now: float) -> list[Command]:
         self._is_bus_up, self._num_waiting = tick.is_bus_up, tick.num_waiting
         self._forget_workers(now)
+        for key, in_flight in tick.in_flight.items():
+            if worker := self.workers.get(key):
+                worker.in_flight = in_flight
         commands: list[Command] = [*self._reports.take_all_progress()]
         commands += self._templates.on_tick(self._watched, now)
         return [*commands, *self._announce(now), *self._heartbeat(now)]

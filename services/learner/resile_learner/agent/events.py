@@ -3,7 +3,8 @@
 Allocations, host records, instructions, heartbeats and reports are the messages on the bus.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from resile_shared.messages.allocations import Allocation
 from resile_shared.messages.hosts import EnvironmentReport, Heartbeat, HostRecord, WorkerExit
@@ -83,6 +84,8 @@ class Tick:
     is_bus_up: bool
     num_waiting: int = 0
     """Number of facts that workers reported and that are not published yet."""
+    in_flight: Mapping[tuple[str, int], float] = field(default_factory=dict)
+    """The requests that each replica had, on average since the last tick."""
 
 
 Event = (

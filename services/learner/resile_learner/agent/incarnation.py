@@ -149,7 +149,8 @@ class AgentIncarnation:
     async def _tick(self) -> None:
         due = time.monotonic()
         while True:
-            self._post(Tick(self._bus.is_up, num_waiting=self._reports.num_facts))
+            in_flight = self._replicas.take_in_flight()
+            self._post(Tick(self._bus.is_up, num_waiting=self._reports.num_facts, in_flight=in_flight))
             due = max(due + self._beat_seconds, time.monotonic())
             await asyncio.sleep(due - time.monotonic())
 

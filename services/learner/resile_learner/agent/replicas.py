@@ -6,6 +6,7 @@ has not answered by then is answered for it.
 
 import asyncio
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
@@ -59,9 +60,54 @@ class HostReplicas:
                 if replica is not None:
                     replica.on_order(is_named=command.worker in command.message.workers)
 
+    def take_in_flight(self) -> dict[Key, float]:
+        """Return the requests that each replica had, on average since the last call."""
+        return {key: replica.waiting.take_mean(time.monotonic()) for key, replica in self._replicas.items()}
+
     async def close(self) -> None:
         """Take no more requests: the agent ends."""
         await asyncio.gather(*(replica.close() for replica in self._replicas.values()))
+
+
+class WaitingRequests:
+    """The requests that a replica has, by their numbers: where the reply goes, and the method."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, tuple[str, str]] = {}
+        self._seen = self._begun = time.monotonic()
+        self._sum = 0.0
+        """The number of requests, integrated over the time since `take_mean`."""
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def put(self, number: int, address: str, method: str) -> None:
+        """Add a request."""
+        self._integrate(time.monotonic())
+        self._waiting[number] = address, method
+
+    def pop(self, number: int) -> tuple[str, str] | None:
+        """Remove a request that is answered; None if there is none of that number."""
+        self._integrate(time.monotonic())
+        return self._waiting.pop(number, None)
+
+    def pop_all(self) -> list[tuple[str, str]]:
+        """Remove all requests."""
+        self._integrate(time.monotonic())
+        waiting, self._waiting = self._waiting, {}
+        return list(waiting.values())
+
+    def take_mean(self, now: float) -> float:
+        """Return how many requests there were, on average since the last call."""
+        self._integrate(now)
+        seconds = now - self._begun
+        mean = self._sum / seconds if seconds > 0 else float(len(self._waiting))
+        self._begun, self._sum = now, 0.0
+        return round(mean, 3)
+
+    def _integrate(self, now: float) -> None:
+        self._sum += len(self._waiting) * (now - self._seen)
+        self._seen = now
 
 
 class _Replica:
@@ -77,8 +123,7 @@ class _Replica:
         self._is_idle = asyncio.Event()
         self._is_idle.set()
         self._writer: asyncio.StreamWriter | None = None
-        self._waiting: dict[int, tuple[str, str]] = {}
-        """The requests that the replica has, by their numbers: where the reply goes, and the method."""
+        self.waiting = WaitingRequests()
         self._idempotent: tuple[str, ...] = ()
         self._numbers = count(1)
         self._task: asyncio.Task[None] | None = None
@@ -122,7 +167,7 @@ class _Replica:
             await self._answer_rest()
 
     async def _on_request(self, message: Msg) -> None:
-        if self._writer is None or len(self._waiting) >= self._room:
+        if self._writer is None or len(self.waiting) >= self._room:
             await self._reply(message.reply, ReplyHead(status="busy"), b"it has more requests than it can compute")
             return
         number = next(self._numbers)
@@ -131,7 +176,7 @@ class _Replica:
         except BadFrame as error:
             await self._reply(message.reply, ReplyHead(status="invalid"), str(error).encode())
             return
-        self._waiting[number] = message.reply, head.method
+        self.waiting.put(number, message.reply, head.method)
         self._is_idle.clear()
         self._writer.write(frame(head, message.data))
         with suppress(ConnectionError):  # the reader notices as well
@@ -144,17 +189,16 @@ class _Replica:
                 self._idempotent = ReplicaHead.model_validate_json(hello[0]).idempotent
             while (found := await read_frame(reader)) is not None:
                 head = ReplyHead.model_validate_json(found[0])
-                waiting = self._waiting.pop(head.number, None)
+                waiting = self.waiting.pop(head.number)
                 if waiting is not None:
                     await self._reply(waiting[0], head, found[1])
-                if not self._waiting:
+                if not self.waiting:
                     self._is_idle.set()
         except (BadFrame, ValidationError) as error:
             logger.warning("replica disconnected job=%s worker=%s: %s", self._job, self._address.worker, error)
 
     async def _answer_rest(self) -> None:
-        waiting, self._waiting = self._waiting, {}
-        for address, method in waiting.values():
+        for address, method in self.waiting.pop_all():
             lost = ReplyHead(status="lost", is_idempotent=method in self._idempotent)
             await self._reply(address, lost, b"the replica ended before it had answered")
 

@@ -23,6 +23,8 @@ class Worker:
     iteration: int = 0
     exit: WorkerExit | None = None
     ended: float = 0.0
+    in_flight: float | None = None
+    """Of a replica: the requests that it had, on average since the last tick."""
     is_killed: bool = False
     warnings: set[str] = field(default_factory=set)
     """The warnings that were passed on."""
@@ -49,6 +51,7 @@ def _worker_report(job: str, number: int, worker: Worker, room: int) -> WorkerRe
         generation=worker.generation,
         iteration=worker.iteration,
         exit=exit_,
+        in_flight=worker.in_flight,
     )
 
 

@@ -107,8 +107,25 @@ class HostEvents:
                     job, worker, f"worker {worker.number} on {worker.slot.name} disappeared without a report", now
                 )
 
+        self._update_services(beat, now)
         self._environments.on_heartbeat(host, beat, is_first=is_first, now=now)
         self._check_unreconciled(now)
+
+    def _update_services(self, beat: Heartbeat, now: float) -> None:
+        """Find how many replicas the services need that have some on this host."""
+        for name in dict.fromkeys(report.job for report in beat.workers if report.in_flight is not None):
+            job = self._pool.jobs.get(name)
+            service = job.record.spec.service if job else None
+            if job is None or service is None or job.is_over:
+                continue
+            for report in beat.workers:
+                if report.job == name and report.in_flight is not None and report.worker in job.workers:
+                    job.load.see(report.worker, report.in_flight)
+            alive = {number for number, worker in job.workers.items() if worker.phase < Phase.LEFT}
+            if job.load.update(alive, per_replica=service.per_replica, now=now):
+                num = round(job.load.in_flight)
+                cause = f"{job.id} has {num} request{'' if num == 1 else 's'} in flight"
+                self._pool.changed(job, cause)
 
     def _check_unreconciled(self, now: float) -> None:
         """Record for which jobs all members ended while no scheduler led."""

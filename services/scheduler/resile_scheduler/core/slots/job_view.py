@@ -94,6 +94,9 @@ class JobView:
         self.limit = job.record.spec.max_workers
         if self.demand.num_shards is not None:
             self.limit = min(self.limit, self.demand.num_shards)
+        if job.is_service:
+            wanted = len(held) if job.load.wanted is None else job.load.wanted
+            self.limit = min(self.limit, max(wanted, job.least_workers))
         if job.growth_limit.most is not None:
             self.limit = min(self.limit, max(job.growth_limit.most, job.least_workers))
         return (self.is_sharing, self.own_class) != before

@@ -4,6 +4,7 @@
 - `generations`: which workers train, and which are to train (`generations.py`).
 - `workers`: each worker that holds a slot (`worker.py`).
 - `observer`: what it has shown of itself, for policies (`observations.py`).
+- `load`: how many replicas it needs, if it is a service (`service_load.py`).
 - `suspicions`: which members suspect which (`suspicions.py`).
 - `backoff`, `start_backoff`, `growth_limit`: the hosts that the job avoids, its next start and size (`backoff.py`).
 
@@ -30,6 +31,7 @@ from .backoff import GrowthLimit, HostBackoff, StartBackoff
 from .generations import JobGenerations
 from .lifecycle import Step, advance
 from .observations import Observer
+from .service_load import ServiceLoad
 from .slot_sets import SlotId
 from .suspicions import SuspicionTracker
 from .worker import Phase, Worker
@@ -49,6 +51,7 @@ class Job:
         self.workers: dict[int, Worker] = {}
         self.suspicions = SuspicionTracker()
         self.observer = Observer()
+        self.load = ServiceLoad()
         self.backoff = HostBackoff()
         self.start_backoff = StartBackoff()
         self.growth_limit = GrowthLimit()
