@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -59,7 +60,8 @@ class House:
     """A host with its replicas, and the monitor that asks."""
 
     def __init__(self, learner: Bus, monitor: Bus) -> None:
-        self.replicas = HostReplicas(learner)
+        self.statuses = Counter[str]()
+        self.replicas = HostReplicas(learner, lambda status: self.statuses.update([status]))
         self._learner = learner
         self._monitor = monitor
         self._generation = 0
@@ -165,6 +167,7 @@ async def test_a_replica_that_has_too_many_requests_is_busy(pool: Pool) -> None:
         for _ in asked:
             replica.answer()
         assert {(await reply_of(each))[0].status for each in asked} == {"ok"}
+        assert host.statuses == {"ok": ROOM, "busy": 1}
 
 
 async def test_a_replica_that_sends_nonsense_is_disconnected_and_what_it_has_is_lost(pool: Pool) -> None:

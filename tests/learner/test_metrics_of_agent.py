@@ -37,6 +37,17 @@ def test_iterations_count_from_the_switch_to_a_generation_and_never_twice() -> N
     assert (found["resile_iteration_seconds_count"], found["resile_iteration_seconds_sum"]) == (4, 1.0)
 
 
+def test_requests_to_replicas_are_counted_by_their_status() -> None:
+    served = ServiceMetrics("learner")
+    metrics = AgentMetrics(served.meter)
+    metrics.on_handled(Tick(is_bus_up=True, in_flight={("job-1", 0): 1.5, ("job-1", 1): 2.0}), [], num_waiting=0)
+    for status in ("ok", "ok", "failed"):
+        metrics.on_reply(status)
+    found = samples(served.text())
+    assert found["resile_requests_in_flight"] == 3.5
+    assert (found['resile_requests_total{status="ok"}'], found['resile_requests_total{status="failed"}']) == (2, 1)
+
+
 def test_workers_are_those_of_the_newest_heartbeat() -> None:
     served = ServiceMetrics("learner")
     metrics = AgentMetrics(served.meter)

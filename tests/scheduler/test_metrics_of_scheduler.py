@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+import pytest
+
 from resile_scheduler.core.events import Command, Event, StateRestored, Tick
 from resile_scheduler.metrics import SchedulerMetrics
 from resile_shared.messages.commands import JobStop
@@ -61,6 +63,15 @@ def test_a_job_is_measured_from_its_submission_to_its_end() -> None:
     assert (found["resile_job_start_seconds_count"], found["resile_job_start_seconds_sum"]) == (1, 5.0)
     assert found["resile_workers"] == found['resile_job_workers{job="job-1"}'] == 4
     assert (found['resile_slots{state="held"}'], found['resile_slots{state="free"}']) == (4, 0)
+
+
+@pytest.mark.parametrize("kind", [{}, {"gang": True, "min_workers": 4}, {"service": {"class_name": "Served"}}])
+def test_workers_of_gangs_and_services_commit_no_iterations_and_are_none_that_train(kind: dict[str, object]) -> None:
+    bench = bench_with_job(4, max_workers=4, **kind)
+    bench.activate()
+    found = bench.measured()
+    assert found["resile_workers"] > 0
+    assert found["resile_training_workers"] == (0 if kind else found["resile_workers"])
 
 
 def test_a_change_and_a_recovery_are_measured_until_training_goes_on() -> None:

@@ -26,6 +26,8 @@ class _Known:
     since: float | None
     """When it entered the state; None: not known, as this was before this scheduler led."""
     workers: int
+    trains: bool = False
+    """Whether its workers commit iterations: those of gangs and services do not."""
 
 
 class SchedulerMetrics:
@@ -64,6 +66,9 @@ class SchedulerMetrics:
         gauge(meter, "resile_jobs", self._by_state, "Jobs by state.", label="state")
         gauge(meter, "resile_slots", self._slots, "Slots of hosts that are up, by what becomes of them.", label="state")
         gauge(meter, "resile_workers", self._workers, "Members of active generations.")
+        gauge(
+            meter, "resile_training_workers", self._training, "Members of active generations of jobs with iterations."
+        )
         gauge(meter, "resile_job_workers", self._workers_of, "Members of the active generation of a job.", label="job")
         gauge(meter, "resile_scheduler_epoch", lambda: core.epoch, "The epoch of the leading scheduler.")
 
@@ -73,7 +78,8 @@ class SchedulerMetrics:
         match event:
             case StateRestored(jobs=jobs):
                 for record in jobs:
-                    self._jobs[record.job] = _Known(record.state, _waiting_since(record), _workers_of(record))
+                    known = _Known(record.state, _waiting_since(record), _workers_of(record), _trains(record))
+                    self._jobs[record.job] = known
             case Report(content=Switched(pause_seconds=pause)):
                 self._pause.record(pause)
             case JobRemoved(job):
@@ -87,7 +93,7 @@ class SchedulerMetrics:
     def _on_record(self, record: JobRecord, now: float) -> None:
         known = self._jobs.get(record.job) or _Known(JobState.ACCEPTED, record.submitted.timestamp(), 0)
         self._jobs[record.job] = known
-        known.workers = _workers_of(record)
+        known.workers, known.trains = _workers_of(record), _trains(record)
         if record.state is known.state:
             return
         if not (known.state in _WAITING and record.state in _WAITING):
@@ -122,12 +128,19 @@ class SchedulerMetrics:
     def _workers(self) -> float:
         return sum(known.workers for known in self._jobs.values())
 
+    def _training(self) -> float:
+        return sum(known.workers for known in self._jobs.values() if known.trains)
+
     def _workers_of(self) -> Mapping[str, float]:
         return {job: known.workers for job, known in self._jobs.items() if not known.state.is_final}
 
 
 def _workers_of(record: JobRecord) -> int:
     return record.allocation.workers if record.allocation and record.state in _HOLDING else 0
+
+
+def _trains(record: JobRecord) -> bool:
+    return not (record.spec.gang or record.spec.service)
 
 
 def _waiting_since(record: JobRecord) -> float | None:

@@ -82,7 +82,7 @@ class AgentIncarnation:
         self._traces = HostTraces(hello.host)
         self._templates = HostTemplates(fork_servers, self._post, KeptTemplates(context.folder.path / "templates.json"))
         self._template_commands: asyncio.Queue[PrepareTemplate | EndTemplate] = asyncio.Queue()
-        self._replicas = HostReplicas(bus)
+        self._replicas = HostReplicas(bus, metrics.on_reply)
         self._workers = HostWorkers(context, self._templates, self._replicas, self._post)
         self._builds = EnvironmentBuilds(context, on_line=self._workers.on_line, post=self._post)
         self._runner = WorkerRunner(fork_servers, self._workers)

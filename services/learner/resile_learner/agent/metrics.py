@@ -9,7 +9,7 @@ from resile_shared.messages.hosts import Heartbeat
 from resile_shared.messages.reports import Progress, Report, Switched
 from resile_shared.telemetry.metrics import gauge, histogram, total
 
-from .events import Command, Event, StartWorker, WorkerExited
+from .events import Command, Event, StartWorker, Tick, WorkerExited
 
 _STATES = ("starting", "ready", "member", "left")
 MAX_JOBS = 1000
@@ -33,6 +33,9 @@ class AgentMetrics:
         self._exits = meter.create_counter("resile_worker_exits", description="Workers that ended, by how they did.")
         gauge(meter, "resile_host_workers", self._by_state, "Workers of this host by state.", label="state")
         gauge(meter, "resile_agent_reports_waiting", lambda: self._num_waiting, "Facts of workers not published yet.")
+        self._in_flight = 0.0
+        self._replies = meter.create_counter("resile_requests", description="Requests to replicas, by their status.")
+        gauge(meter, "resile_requests_in_flight", lambda: self._in_flight, "Requests that replicas of this host have.")
         total(meter, "resile_heartbeats_sent", lambda: self._num_heartbeats, "Heartbeats of this host.")
 
     def on_handled(self, event: Event, commands: Sequence[Command], *, num_waiting: int) -> None:
@@ -40,6 +43,8 @@ class AgentMetrics:
         self._num_waiting = num_waiting
         if isinstance(event, WorkerExited):
             self._exits.add(1, {"kind": event.exit.kind})
+        elif isinstance(event, Tick):
+            self._in_flight = sum(event.in_flight.values())
         for command in commands:
             match command:
                 case Heartbeat(workers=workers):
@@ -51,6 +56,10 @@ class AgentMetrics:
                     self._on_progress(job, progress)
                 case Report(job=job, content=Switched(iteration=iteration)):
                     self._come_to(job, iteration)
+
+    def on_reply(self, status: str) -> None:
+        """Count a request to a replica that was answered."""
+        self._replies.add(1, {"status": status})
 
     def _on_progress(self, job: str, progress: Progress) -> None:
         """Count the iterations since the last report, or since a generation began."""

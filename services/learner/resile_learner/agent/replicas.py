@@ -7,7 +7,7 @@ has not answered by then is answered for it.
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import count
 
@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from resile_shared.bus import subjects
 from resile_shared.bus.client import Bus
-from resile_shared.calls import BadFrame, CallHead, ReplicaHead, ReplyHead, frame, read_frame
+from resile_shared.calls import BadFrame, CallHead, ReplicaHead, ReplyHead, Status, frame, read_frame
 
 from ..messages import Order, ReplicaConfig, WorkerListening
 from ..processes.runner import Key
@@ -33,8 +33,9 @@ WAITING = 16
 class HostReplicas:
     """The replicas of one incarnation."""
 
-    def __init__(self, bus: Bus) -> None:
+    def __init__(self, bus: Bus, on_reply: Callable[[Status], None]) -> None:
         self._bus = bus
+        self._on_reply = on_reply
         self._configs: dict[Key, ReplicaConfig] = {}
         self._replicas: dict[Key, _Replica] = {}
 
@@ -48,7 +49,7 @@ class HostReplicas:
             case MessageReceived(job, WorkerListening() as address) if config := self._configs.get(
                 (job, address.worker)
             ):
-                self._replicas[job, address.worker] = _Replica(self._bus, job, config, address)
+                self._replicas[job, address.worker] = _Replica(self._bus, job, config, address, self._on_reply)
             case WorkerExited(job, worker):
                 self._configs.pop((job, worker), None)
                 self._replicas.pop((job, worker), None)  # it ends with the connection
@@ -113,8 +114,16 @@ class WaitingRequests:
 class _Replica:
     """The connection to one replica, and its subscription."""
 
-    def __init__(self, bus: Bus, job: str, config: ReplicaConfig, address: WorkerListening) -> None:
+    def __init__(
+        self,
+        bus: Bus,
+        job: str,
+        config: ReplicaConfig,
+        address: WorkerListening,
+        on_reply: Callable[[Status], None],
+    ) -> None:
         self._bus = bus
+        self._on_reply = on_reply
         self._job = job
         self._config = config
         self._address = address
@@ -203,4 +212,5 @@ class _Replica:
             await self._reply(address, lost, b"the replica ended before it had answered")
 
     async def _reply(self, address: str, head: ReplyHead, body: bytes) -> None:
+        self._on_reply(head.status)
         await self._bus.connection.send(address, body, headers=head.headers())
