@@ -39,23 +39,23 @@ class ReplicaHead(Message):
 
 
 class CallHead(Message):
-    """What is asked of a replica. ``deadline`` is in seconds since the epoch; later, nobody waits for the reply."""
+    """What is asked of a replica. After ``seconds``, nobody waits for the reply: clocks of hosts may differ."""
 
     number: Count = 0
     method: str = Field(max_length=200)
-    deadline: float = Field(allow_inf_nan=False)
+    seconds: float = Field(allow_inf_nan=False)
 
     def headers(self) -> dict[str, str]:
         """Return the headers of the message on the bus."""
-        return {"resile-method": self.method, "resile-deadline": repr(self.deadline)}
+        return {"resile-method": self.method, "resile-seconds": repr(self.seconds)}
 
     @classmethod
     def of(cls, headers: Mapping[str, str] | None, *, number: int) -> "CallHead":
         """Return the head of a request on the bus. Raises BadFrame."""
         found = headers or {}
-        method, deadline = found.get("resile-method", ""), found.get("resile-deadline", "nan")
+        method, seconds = found.get("resile-method", ""), found.get("resile-seconds", "nan")
         try:
-            return cls(number=number, method=method, deadline=float(deadline))
+            return cls(number=number, method=method, seconds=float(seconds))
         except (ValidationError, ValueError) as error:
             raise BadFrame(f"not a request to a replica: {error}") from None
 

@@ -1,7 +1,6 @@
 """The agent passes requests from the bus to its replicas: none is lost without an answer, whatever a replica does."""
 
 import asyncio
-import time
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +20,7 @@ from resile_testing.waiting import until
 
 CONFIG = ReplicaConfig(service=Service(class_name="Served"), secret="s" * 32)
 ROOM = 1 + WAITING
+FOREVER = 3600.0
 
 
 class Replica:
@@ -90,8 +90,10 @@ class House:
         await until(lambda: replica.secret == CONFIG.secret.encode())
         await self._learner.connection.flush()
 
-    def ask(self, method: str = "predict", body: bytes = b"[1]") -> "asyncio.Task[Msg | None]":
-        head = CallHead(method=method, deadline=time.time() + 60)
+    def ask(
+        self, method: str = "predict", body: bytes = b"[1]", *, seconds: float = FOREVER
+    ) -> "asyncio.Task[Msg | None]":
+        head = CallHead(method=method, seconds=seconds)
         asking = self._monitor.connection.request_once(
             subjects.call("job-1"), body, headers=head.headers(), seconds=20.0
         )
@@ -147,6 +149,16 @@ async def test_a_replica_that_leaves_gets_no_more_requests_and_answers_those_tha
         await until(leaver.has_ended.is_set)
 
 
+async def test_a_replica_that_leaves_is_not_awaited_for_longer_than_those_who_asked_wait(pool: Pool) -> None:
+    async with house(pool) as host, host.replica(0) as stuck, host.replica(1) as other:
+        await host.join(stuck)
+        asked = host.ask(seconds=0.3)
+        await until(lambda: len(stuck.requests) == 1)
+        host.order(other, to=stuck)
+        await until(stuck.has_ended.is_set)
+        assert (await reply_of(asked))[0].status == "lost"
+
+
 async def test_what_a_replica_has_not_answered_when_it_dies_is_answered_for_it(pool: Pool) -> None:
     async with house(pool) as host, host.replica() as replica:
         await host.join(replica)
@@ -171,7 +183,7 @@ async def test_a_replica_that_has_too_many_requests_is_busy(pool: Pool) -> None:
 
 
 async def test_a_replica_that_sends_nonsense_is_disconnected_and_what_it_has_is_lost(pool: Pool) -> None:
-    for nonsense in (b"\xff" * 8, frame(CallHead(method="predict", deadline=1.0), b"")):
+    for nonsense in (b"\xff" * 8, frame(CallHead(method="predict", seconds=1.0), b"")):
         async with house(pool) as host, host.replica() as replica:
             await host.join(replica)
             asked = host.ask()

@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -11,7 +10,7 @@ from resile_shared.calls import IDEMPOTENT as MARK
 from resile_shared.calls import CallHead, ReplicaHead, ReplyHead, frame, read_frame
 from resile_testing.waiting import until
 
-FOREVER = 4e9
+FOREVER = 3600.0
 
 
 class Served:
@@ -58,14 +57,17 @@ class Link:
         self._reader = reader
         self.writer = writer
 
-    def ask(self, number: int, method: str, body: bytes = b"", *, deadline: float = FOREVER) -> None:
-        self.writer.write(frame(CallHead(number=number, method=method, deadline=deadline), body))
+    def ask(self, number: int, method: str, body: bytes = b"", *, seconds: float = FOREVER) -> None:
+        self.writer.write(frame(CallHead(number=number, method=method, seconds=seconds), body))
 
     async def reply(self) -> tuple[int, str, bytes]:
         found = await read_frame(self._reader)
         assert found is not None
         head = ReplyHead.model_validate_json(found[0])
         return head.number, head.status, found[1]
+
+    async def end(self) -> bytes:
+        return await self._reader.read()
 
     async def hello(self) -> ReplicaHead:
         found = await read_frame(self._reader)
@@ -98,7 +100,7 @@ async def test_as_many_requests_are_computed_at_a_time_as_are_allowed() -> None:
 async def test_a_request_whose_time_is_over_is_not_computed() -> None:
     served = Served()
     async with linked(served, concurrency=1) as link:
-        link.ask(1, "hold", deadline=time.time() - 0.001)
+        link.ask(1, "hold", seconds=0.0)
         assert (await link.reply())[:2] == (1, "late")
     assert served.most_running == 0
 
@@ -112,6 +114,15 @@ async def test_a_replica_that_is_asked_to_leave_answers_what_it_has() -> None:
         await until(lambda: served.num_running == 1)
         served.may_end.set()
         assert [await link.reply(), await link.reply()] == [(1, "ok", b'"held"'), (2, "ok", b"8")]
+
+
+async def test_a_method_that_does_not_return_holds_up_no_replica_that_leaves() -> None:
+    served = Served()
+    async with linked(served, concurrency=1) as link:
+        link.ask(1, "hold", seconds=0.3)
+        await until(lambda: served.num_running == 1)
+        link.writer.write_eof()
+        assert await link.end() == b"", "it has not answered"
 
 
 async def test_what_a_method_does_is_the_answer_and_never_the_end_of_the_replica() -> None:

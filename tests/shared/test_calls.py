@@ -25,7 +25,7 @@ def reading(*pieces: bytes) -> asyncio.StreamReader:
 
 
 def test_a_request_on_the_bus_is_what_was_sent() -> None:
-    head = CallHead(method="predict", deadline=1_790_000_000.123456)
+    head = CallHead(method="predict", seconds=29.123456)
     assert CallHead.of(head.headers(), number=7) == head.model_copy(update={"number": 7})
 
 
@@ -39,9 +39,9 @@ def test_a_reply_on_the_bus_is_what_was_sent() -> None:
     [
         None,
         {"resile-method": "predict"},
-        {"resile-method": "predict", "resile-deadline": "soon"},
-        {"resile-method": "predict", "resile-deadline": "inf"},
-        {"resile-method": "x" * 201, "resile-deadline": "1.0"},
+        {"resile-method": "predict", "resile-seconds": "soon"},
+        {"resile-method": "predict", "resile-seconds": "inf"},
+        {"resile-method": "x" * 201, "resile-seconds": "1.0"},
     ],
 )
 def test_a_request_that_nobody_sends_is_refused(headers: dict[str, str] | None) -> None:

@@ -135,6 +135,8 @@ class _Replica:
         self.waiting = WaitingRequests()
         self._idempotent: tuple[str, ...] = ()
         self._numbers = count(1)
+        self._until = 0.0
+        """The latest deadline of all requests."""
         self._task: asyncio.Task[None] | None = None
 
     def on_order(self, *, is_named: bool) -> None:
@@ -164,7 +166,8 @@ class _Replica:
             await asyncio.wait({reading, leaving}, return_when=asyncio.FIRST_COMPLETED)
             await requests.drain()  # type: ignore[no-untyped-call]
             idle = asyncio.create_task(self._is_idle.wait())
-            await asyncio.wait({reading, idle}, return_when=asyncio.FIRST_COMPLETED)
+            left = max(self._until - time.monotonic(), 0.0)  # nobody waits for its replies any longer
+            await asyncio.wait({reading, idle}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
             idle.cancel()
         finally:
             self._writer = None
@@ -185,6 +188,7 @@ class _Replica:
         except BadFrame as error:
             await self._reply(message.reply, ReplyHead(status="invalid"), str(error).encode())
             return
+        self._until = max(self._until, time.monotonic() + head.seconds)
         self.waiting.put(number, message.reply, head.method)
         self._is_idle.clear()
         self._writer.write(frame(head, message.data))

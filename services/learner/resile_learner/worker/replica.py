@@ -58,8 +58,7 @@ def run_as_replica(config: WorkerConfig, replica: ReplicaConfig, agent: socket.s
         _end(connection, status=1)
     membership = _Membership(config.worker, connection)
     asyncio.run(_serve(config, replica, served, connection, membership))
-    membership.leave()
-    _end(connection, status=0)
+    raise AssertionError("a replica that has served has ended")
 
 
 def _load(config: WorkerConfig, class_name: str) -> Callable[[], Any]:
@@ -115,7 +114,7 @@ class _Membership:
 async def _serve(
     config: WorkerConfig, replica: ReplicaConfig, served: Any, connection: AgentConnection, membership: _Membership
 ) -> None:
-    """Answer requests until the agent closes their connection."""
+    """Answer requests until the agent closes their connection; then leave, whatever still runs here."""
     requests = Requests(served, concurrency=replica.service.concurrency)
     has_ended = asyncio.Event()
 
@@ -138,6 +137,8 @@ async def _serve(
     connection.send(_ready(config))
     threading.Thread(target=connection.obey, args=(membership.on_order,), name="resile-agent", daemon=True).start()
     await has_ended.wait()
+    membership.leave()
+    _end(connection, status=0)
 
 
 def _ready(config: WorkerConfig) -> Ready:
@@ -161,22 +162,26 @@ class Requests:
         self._slots = asyncio.Semaphore(concurrency)
         self._threads = ThreadPoolExecutor(concurrency, thread_name_prefix="request")
         self._running: set[asyncio.Task[None]] = set()
+        self._until = 0.0
+        """The latest deadline of all requests."""
 
     async def answer_all(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Answer the requests of one connection, in any order, until it ends."""
         writer.write(frame(ReplicaHead(idempotent=_idempotent(type(self._served))), b""))
         while (found := await read_frame(reader)) is not None:
             head = CallHead.model_validate_json(found[0])
-            task = asyncio.create_task(self._answer(head, found[1], writer))
+            deadline = time.monotonic() + head.seconds
+            self._until = max(self._until, deadline)
+            task = asyncio.create_task(self._answer(head, found[1], writer, deadline=deadline))
             self._running.add(task)
             task.add_done_callback(self._running.discard)
-        if self._running:
-            await asyncio.wait(self._running)
+        if self._running:  # a method that never returns holds up nobody for longer than its caller waits
+            await asyncio.wait(self._running, timeout=max(self._until - time.monotonic(), 0.0))
         writer.close()
 
-    async def _answer(self, head: CallHead, body: bytes, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, head: CallHead, body: bytes, writer: asyncio.StreamWriter, *, deadline: float) -> None:
         async with self._slots:
-            if time.time() >= head.deadline:
+            if time.monotonic() >= deadline:
                 found: tuple[Status, bytes] = "late", b"its time was over before a replica began with it"
             else:
                 found = await self._call(head.method, body)

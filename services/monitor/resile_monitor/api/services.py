@@ -39,17 +39,17 @@ class Services:
     @Operation("post", CALLS, "Call a method of a service", JSON, body=JSON, query=CallQuery, is_keyed=False)
     async def _call(self, request: web.Request) -> web.Response:
         name, method = request.match_info["service"], request.match_info["method"]
-        deadline = time.time() + read_query(request, CallQuery).seconds
+        deadline = time.monotonic() + read_query(request, CallQuery).seconds
         async with body_time():
             body = await request.read()
         if len(body) > MAX_CALL_BYTES:
             raise ProblemError("too large", f"the arguments have {len(body)} bytes, and at most {MAX_CALL_BYTES} fit")
-        while (left := deadline - time.time()) > 0:
+        while (left := deadline - time.monotonic()) > 0:
             job = self._service(name)
-            reply = await self._ask(job.job, CallHead(method=method, deadline=deadline), body, seconds=left)
+            reply = await self._ask(job.job, CallHead(method=method, seconds=left), body)
             head = ReplyHead.of(reply.headers) if reply is not None else None
             if head is None or head.status in RETRIED or (head.status == "lost" and head.is_idempotent):
-                await asyncio.sleep(min(PAUSE_SECONDS, max(deadline - time.time(), 0.0)))
+                await asyncio.sleep(min(PAUSE_SECONDS, max(deadline - time.monotonic(), 0.0)))
                 continue
             assert reply is not None
             if head.status == "ok":
@@ -57,10 +57,10 @@ class Services:
             raise ProblemError(head.status, f"{name}.{method}: {reply.data.decode(errors='replace')}")
         raise ProblemError("late", f"{name}.{method}: no replica answered in time")
 
-    async def _ask(self, job: str, head: CallHead, body: bytes, *, seconds: float) -> Msg | None:
+    async def _ask(self, job: str, head: CallHead, body: bytes) -> Msg | None:
         """Ask one replica; None if there is none, or if it does not answer in time."""
         return await self._pool.bus.connection.request_once(
-            subjects.call(job), body, headers=head.headers(), seconds=seconds
+            subjects.call(job), body, headers=head.headers(), seconds=head.seconds
         )
 
     def _service(self, name: str) -> JobRecord:
