@@ -44,10 +44,15 @@ class CallHead(Message):
     number: Count = 0
     method: str = Field(max_length=200)
     seconds: float = Field(allow_inf_nan=False)
+    may_wait: bool = Field(default=True, description="whether it may wait in the replica for others to be computed")
 
     def headers(self) -> dict[str, str]:
         """Return the headers of the message on the bus."""
-        return {"resile-method": self.method, "resile-seconds": repr(self.seconds)}
+        return {
+            "resile-method": self.method,
+            "resile-seconds": repr(self.seconds),
+            "resile-may-wait": str(self.may_wait).lower(),
+        }
 
     @classmethod
     def of(cls, headers: Mapping[str, str] | None, *, number: int) -> "CallHead":
@@ -55,7 +60,8 @@ class CallHead(Message):
         found = headers or {}
         method, seconds = found.get("resile-method", ""), found.get("resile-seconds", "nan")
         try:
-            return cls(number=number, method=method, seconds=float(seconds))
+            may_wait = found.get("resile-may-wait") != "false"
+            return cls(number=number, method=method, seconds=float(seconds), may_wait=may_wait)
         except (ValidationError, ValueError) as error:
             raise BadFrame(f"not a request to a replica: {error}") from None
 

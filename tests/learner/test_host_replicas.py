@@ -91,9 +91,9 @@ class House:
         await self._learner.connection.flush()
 
     def ask(
-        self, method: str = "predict", body: bytes = b"[1]", *, seconds: float = FOREVER
+        self, method: str = "predict", body: bytes = b"[1]", *, seconds: float = FOREVER, may_wait: bool = True
     ) -> "asyncio.Task[Msg | None]":
-        head = CallHead(method=method, seconds=seconds)
+        head = CallHead(method=method, seconds=seconds, may_wait=may_wait)
         asking = self._monitor.connection.request_once(
             subjects.call("job-1"), body, headers=head.headers(), seconds=20.0
         )
@@ -180,6 +180,16 @@ async def test_a_replica_that_has_too_many_requests_is_busy(pool: Pool) -> None:
             replica.answer()
         assert {(await reply_of(each))[0].status for each in asked} == {"ok"}
         assert host.statuses == {"ok": ROOM, "busy": 1}
+
+
+async def test_a_request_that_may_not_wait_is_taken_by_idle_replicas_alone(pool: Pool) -> None:
+    async with house(pool) as host, host.replica() as replica:
+        await host.join(replica)
+        asked = host.ask(may_wait=False)
+        await until(lambda: len(replica.requests) == 1)
+        assert (await reply_of(host.ask(may_wait=False)))[0].status == "busy"
+        replica.answer()
+        assert (await reply_of(asked))[0].status == "ok"
 
 
 async def test_a_replica_that_sends_nonsense_is_disconnected_and_what_it_has_is_lost(pool: Pool) -> None:

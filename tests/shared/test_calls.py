@@ -25,8 +25,9 @@ def reading(*pieces: bytes) -> asyncio.StreamReader:
 
 
 def test_a_request_on_the_bus_is_what_was_sent() -> None:
-    head = CallHead(method="predict", seconds=29.123456)
-    assert CallHead.of(head.headers(), number=7) == head.model_copy(update={"number": 7})
+    for may_wait in (True, False):
+        head = CallHead(method="predict", seconds=29.123456, may_wait=may_wait)
+        assert CallHead.of(head.headers(), number=7) == head.model_copy(update={"number": 7})
 
 
 def test_a_reply_on_the_bus_is_what_was_sent() -> None:

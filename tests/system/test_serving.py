@@ -132,6 +132,22 @@ def test_a_call_that_fails_says_why(
     assert text in problem["detail"]
 
 
+def test_short_calls_do_not_wait_behind_a_long_one_while_other_replicas_are_idle(
+    pool: UpPool, server: Server, job: str
+) -> None:
+    pool.becomes(job, lambda view: view["workers"] == 3)
+    service = resile.remote("classify", server=server)
+    long = threading.Thread(target=post, args=(server, "classify/sleep", b"[20]"))
+    long.start()
+    time.sleep(0.5)
+    begun = time.monotonic()
+    for _ in range(30):
+        assert service.predict([[1]]) == [[2.0]]
+    assert long.is_alive(), f"30 calls took {time.monotonic() - begun} s"
+    service.close()
+    long.join()
+
+
 def test_a_class_that_cannot_be_made_fails_the_job_with_its_error(pool: UpPool, script: Path) -> None:
     job = serve(pool, f"{script}:Broken", "--name", "broken")
     view = pool.becomes(job, lambda view: view["state"] == "failed")

@@ -127,7 +127,6 @@ class _Replica:
         self._job = job
         self._config = config
         self._address = address
-        self._room = config.service.concurrency * (1 + WAITING)
         self._is_leaving = asyncio.Event()
         self._is_idle = asyncio.Event()
         self._is_idle.set()
@@ -179,14 +178,15 @@ class _Replica:
             await self._answer_rest()
 
     async def _on_request(self, message: Msg) -> None:
-        if self._writer is None or len(self.waiting) >= self._room:
-            await self._reply(message.reply, ReplyHead(status="busy"), b"it has more requests than it can compute")
-            return
         number = next(self._numbers)
         try:
             head = CallHead.of(message.headers, number=number)
         except BadFrame as error:
             await self._reply(message.reply, ReplyHead(status="invalid"), str(error).encode())
+            return
+        room = self._config.service.concurrency * (1 + WAITING if head.may_wait else 1)
+        if self._writer is None or len(self.waiting) >= room:
+            await self._reply(message.reply, ReplyHead(status="busy"), b"it has more requests than it can compute")
             return
         self._until = max(self._until, time.monotonic() + head.seconds)
         self.waiting.put(number, message.reply, head.method)

@@ -18,6 +18,9 @@ from .requests import body_time, read_query
 
 CALLS = "/v1/services/{service}/{method}"
 MAX_SECONDS = 3600.0
+CHOICES = (0.0, 0.0, 0.0, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.032)
+"""A replica that the bus chooses at random is asked whether it is idle, again after each of these pauses in seconds;
+only then a request waits in one that computes others."""
 PAUSE_SECONDS = 0.05
 """Between two attempts while no replica takes a request."""
 
@@ -44,10 +47,16 @@ class Services:
             body = await request.read()
         if len(body) > MAX_CALL_BYTES:
             raise ProblemError("too large", f"the arguments have {len(body)} bytes, and at most {MAX_CALL_BYTES} fit")
+        num_busy = 0
         while (left := deadline - time.monotonic()) > 0:
             job = self._service(name)
-            reply = await self._ask(job.job, CallHead(method=method, seconds=left), body)
+            may_wait = num_busy >= len(CHOICES)
+            reply = await self._ask(job.job, CallHead(method=method, seconds=left, may_wait=may_wait), body)
             head = ReplyHead.of(reply.headers) if reply is not None else None
+            if head is not None and head.status in RETRIED and not may_wait:
+                await asyncio.sleep(CHOICES[num_busy])
+                num_busy += 1
+                continue
             if head is None or head.status in RETRIED or (head.status == "lost" and head.is_idempotent):
                 await asyncio.sleep(min(PAUSE_SECONDS, max(deadline - time.monotonic(), 0.0)))
                 continue
