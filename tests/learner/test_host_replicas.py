@@ -128,6 +128,17 @@ async def test_requests_reach_a_replica_once_an_order_names_it_and_replies_those
         ]
 
 
+async def test_a_replica_that_no_order_has_named_yet_stays_when_others_are_named(pool: Pool) -> None:
+    async with house(pool) as host, host.replica(0) as other, host.replica(1) as waiting:
+        host.order(other, to=waiting)
+        await host.join(waiting)
+        asked = host.ask()
+        await until(lambda: len(waiting.requests) == 1)
+        waiting.answer()
+        assert (await reply_of(asked))[0].status == "ok"
+        assert not waiting.has_ended.is_set()
+
+
 async def test_a_replica_that_leaves_gets_no_more_requests_and_answers_those_that_it_has(pool: Pool) -> None:
     async with house(pool) as host, host.replica(0) as leaver, host.replica(1) as other:
         await host.join(leaver)

@@ -90,8 +90,8 @@ def serve(pool: UpPool, target: str, *options: object) -> str:
 
 @pytest.fixture(scope="module")
 def job(pool: UpPool, script: Path) -> str:
-    """Up to three replicas, whatever their load."""
-    return serve(pool, f"{script}:Classifier", "--max-replicas", 3, "--in-flight", 0.001)
+    """Two replicas, and three while there are requests."""
+    return serve(pool, f"{script}:Classifier", "--min-replicas", 2, "--max-replicas", 3, "--in-flight", 0.001)
 
 
 def test_methods_are_called_in_python_and_over_http(pool: UpPool, server: Server, job: str) -> None:
@@ -135,11 +135,10 @@ def test_a_call_that_fails_says_why(
 def test_short_calls_do_not_wait_behind_a_long_one_while_other_replicas_are_idle(
     pool: UpPool, server: Server, job: str
 ) -> None:
-    pool.becomes(job, lambda view: view["workers"] == 3)
     service = resile.remote("classify", server=server)
-    long = threading.Thread(target=post, args=(server, "classify/sleep", b"[20]"))
+    long = threading.Thread(target=post, args=(server, "classify/sleep", b"[25]"))
     long.start()
-    time.sleep(0.5)
+    pool.becomes(job, lambda view: view["workers"] == 3)  # the long call keeps it at its maximum
     begun = time.monotonic()
     for _ in range(30):
         assert service.predict([[1]]) == [[2.0]]

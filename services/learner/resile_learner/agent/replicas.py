@@ -139,11 +139,14 @@ class _Replica:
         self._task: asyncio.Task[None] | None = None
 
     def on_order(self, *, is_named: bool) -> None:
-        """Take requests from the first order that names the replica until one that does not."""
-        if not is_named:
-            self._is_leaving.set()
-        if self._task is None:
+        """Take requests from the first order that names the replica until one that does not.
+
+        One that was never named waits: a later order may name it, or the scheduler ends it.
+        """
+        if is_named and self._task is None:
             self._task = asyncio.create_task(self._serve())
+        elif not is_named and self._task is not None:
+            self._is_leaving.set()
 
     async def close(self) -> None:
         """End the connection."""
