@@ -103,6 +103,9 @@ def test_methods_are_called_in_python_and_over_http(pool: UpPool, server: Server
     assert service.tensor() == {"values": [[1.0, 1.0], [1.0, 1.0]], "3": "three"}
     service.close()
     assert post(server, "classify/predict", b'{"x": [[1]]}') == (200, [[2.0]])
+    assert pool.view(job)["settings"] == {
+        "service": "class Classifier, 1 at a time, 0.001 requests in flight for each replica"
+    }
     assert post(server, f"{job}/predict", b"[[[1]]]") == (200, [[2.0]]), "the id of its job is a name, too"
 
 

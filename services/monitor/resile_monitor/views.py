@@ -23,6 +23,7 @@ from resile_shared.messages.datasets import Dataset
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, Slot, WorkerReport
 from resile_shared.messages.jobs import HistoryItem, JobRecord, JobSpec, JobState
 from resile_shared.messages.reports import Failed, Progress, Report
+from resile_shared.messages.services import Service
 from resile_shared.messages.usage import HOUR_MS, RemovedUsage, hour_of, used_since
 
 from .history.curves import speeds
@@ -144,6 +145,9 @@ def _text(value: object) -> str:
             return "yes" if value else "no"
         case Dataset():
             return value.name
+        case Service():
+            share = f"{value.per_replica:g} requests in flight for each replica"
+            return f"class {value.class_name}, {value.concurrency} at a time, {share}"
         case Mapping() | tuple():
             return ", ".join(map(_text, value))
         case str() | int() | float():

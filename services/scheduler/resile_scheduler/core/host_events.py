@@ -12,6 +12,7 @@ Agents repeat all they know with every heartbeat, so the order and number of mes
 """
 
 from dataclasses import replace
+from math import ceil
 
 from resile_shared.messages.hosts import Heartbeat, HostRecord, HostState, WorkerExit, WorkerReport
 from resile_shared.version import VERSION
@@ -123,7 +124,7 @@ class HostEvents:
                     job.load.see(report.worker, report.in_flight)
             alive = {number for number, worker in job.workers.items() if worker.phase < Phase.LEFT}
             if job.load.update(alive, per_replica=service.per_replica, now=now):
-                num = round(job.load.in_flight)
+                num = ceil(job.load.in_flight)
                 cause = f"{job.id} has {num} request{'' if num == 1 else 's'} in flight"
                 self._pool.changed(job, cause)
 
