@@ -176,11 +176,11 @@ def test_a_class_that_is_not_there_is_refused_before_anything_is_sent(
 def test_no_call_that_may_be_repeated_fails_while_replicas_are_killed_and_others_train_and_hosts_drain(
     pool: UpPool, server: Server, job: str, tmp_path: Path
 ) -> None:
-    pool.becomes(job, lambda view: view["workers"] == 3)
     script = tmp_path / "training" / "train.py"
     script.parent.mkdir()
     script.write_text(TRAIN)
     calls = Calls(server)
+    pool.becomes(job, lambda view: view["workers"] == 3)
     for _ in range(10):
         kill_a_replica(server)
         calls.go_on()
