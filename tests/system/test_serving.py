@@ -121,7 +121,7 @@ def test_methods_are_called_in_python_and_over_http(pool: UpPool, server: Server
         ("classify/_hidden", b"", 404, "unknown", "Classifier has no method '_hidden'"),
         ("classify/scale", b"", 404, "unknown", "Classifier has no method 'scale'"),
         ("classify/nothing_for_json", b"", 500, "failed", "a result of type object has no form in JSON"),
-        ("classify/sleep?seconds=0.3", b"[20]", 504, "late", "classify.sleep: no replica answered in time"),
+        ("classify/sleep?seconds=0.3", b"[1]", 504, "late", "classify.sleep: no replica answered in time"),
         ("classify/later?seconds=0", b"", 422, "invalid", "seconds"),
         ("nobody/predict", b"", 404, "unknown", "there is no service nobody: `resile serve` starts one"),
     ],
